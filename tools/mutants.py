@@ -4,9 +4,9 @@
     make mutants ARGS="--size 30 --seed 7 --room ops"
 
 An error is one mutation of cosmic-ray (a changed operator, number, condition, decorator or loop) in a line drawn at
-random from the rooms below. Coverage shows which tests execute which line, and is measured once for each state of the
-tree. In a copy with one error planted, the tests that execute its line run until the first failure, the shortest first.
-All tests of the room run if the line is executed by an import, behind a cache or compiled by numba.
+random from the rooms below. Coverage shows which tests execute which line, the slow ones too, and is measured once for
+each state of the tree. In a copy with one error planted, the tests that execute its line run until the first failure,
+the shortest first. All tests of the room run if the line is executed by an import, behind a cache or compiled by numba.
 What survives is written to the report as a diff: read it, since some of it changes nothing that anyone can observe.
 """
 
@@ -21,14 +21,13 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import coverage
@@ -36,6 +35,7 @@ import pytest
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
+from coverage.parser import PythonParser
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,9 +49,10 @@ ROOMS = {
     "tasks": "tests/tasks tests/upstream/tasks tests/training/test_datamodule.py tests/training/test_mixture.py",
 }
 """Folders in which errors are planted, each with the tests that should see them."""
-TIMEOUT = 900
 # The forked processes import these with one thread and without a GPU; Triton's kernels are then interpreted.
 os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
+NOT_COPIED = (".git", ".venv", ".*cache*", "__pycache__", "runs", "build", "dist")
+SUITE = "slow or not slow"
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["torch", "lightning", "pytest", "coverage", "scipy.stats"])
 
@@ -116,29 +117,32 @@ def compiles(source: str) -> bool:
 
 
 @cache
-def statement(file: str, line: int) -> range | None:
-    """Return the lines of the statement in a function that a line belongs to, or None if an import or cache runs it."""
+def statement(file: str, line: int) -> list[int]:
+    """Return the lines of the statement in a function that a line belongs to; none if an import or cache runs it."""
     source = (ROOT / file).read_text(encoding="utf-8")
-    inside: list[ast.stmt] = []
-    for function in ast.walk(ast.parse(source)):
-        if isinstance(function, ast.FunctionDef) and function.body[0].lineno <= line <= (function.end_lineno or 0):
-            if compiles(source) or any("cache" in ast.unparse(decorator) for decorator in function.decorator_list):
-                return None
-            inside += [node for node in ast.walk(function) if isinstance(node, ast.stmt) and node is not function]
-    around = [node for node in inside if node.lineno <= line <= (node.end_lineno or 0)]
-    if not around:
-        return None
-    node = max(around, key=lambda node: (node.lineno, -(node.end_lineno or 0)))
-    body = getattr(node, "body", None)
-    return range(node.lineno, max(line, body[0].lineno - 1 if body else node.end_lineno or 0) + 1)
+    inside = [
+        function
+        for function in ast.walk(ast.parse(source))
+        if isinstance(function, ast.FunctionDef) and function.body[0].lineno <= line <= (function.end_lineno or 0)
+    ]
+    cached = any("cache" in ast.unparse(decorator) for function in inside for decorator in function.decorator_list)
+    if not inside or cached or compiles(source):
+        return []
+    parser = PythonParser(text=source)
+    parser.parse_source()
+    first = parser.first_line(line)
+    return [number for number in range(1, len(source.splitlines()) + 1) if parser.first_line(number) == first]
 
 
 class Watch:
     """Note the tests that execute each line, and how long they take."""
 
-    def __init__(self, data_file: str) -> None:
+    def __init__(self, part: Path) -> None:
+        self.part = part
         self.seconds: dict[str, float] = {}
-        self.coverage = coverage.Coverage(data_file, source=["zoo", "tasks"], config_file=False)
+
+    def pytest_configure(self) -> None:
+        self.coverage = coverage.Coverage(str(self.part), source=["zoo", "tasks"], config_file=False)
         self.coverage.set_option("run:relative_files", True)
         self.coverage.start()
 
@@ -163,47 +167,45 @@ class Watch:
     def pytest_unconfigure(self) -> None:
         self.coverage.stop()
         self.coverage.save()
-        Path(f"{self.coverage.config.data_file}.json").write_text(json.dumps(self.seconds))
+        self.part.with_suffix(".json").write_text(json.dumps(self.seconds))
 
 
 class Order:
     """Run the tests named, in the order given."""
 
-    def __init__(self, tests: list[str]) -> None:
+    def __init__(self, tests: list[str], numba: str) -> None:
+        self.numba = numba
         self.place = {test: number for number, test in enumerate(tests)}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = sorted((item for item in items if item.nodeid in self.place), key=lambda i: self.place[i.nodeid])
 
 
-def _pytest(copy: Path, paths: list[str], log: Path, tests: list[str] | None, data_file: str | None) -> None:
+def _pytest(copy: Path, paths: list[str], plugin: Watch | Order) -> None:
     """Run tests in a copy of the tree; the body of a forked process."""
     os.setsid()
     os.chdir(copy)
     sys.path[:] = [str(copy), *(path for path in sys.path if Path(path) not in (ROOT, ROOT / "tools"))]
-    os.environ.update(PYTHONPATH=str(copy), NUMBA_CACHE_DIR=str(copy / ".numba"))
-    with log.open("w") as file:
+    os.environ.update(PYTHONPATH=str(copy), NUMBA_CACHE_DIR=str(copy / getattr(plugin, "numba", ".numba")))
+    with (copy / ".log").open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    plugins = [*([Order(tests)] if tests else []), *([Watch(data_file)] if data_file else [])]
-    stop = (
-        [] if data_file else ["-x", "--timeout=60", "--timeout-method=thread"]
-    )  # ends an endless loop, also under hypothesis
-    quiet = ["-q", "-W", "ignore:Module already imported", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    sys.exit(pytest.main([*stop, *quiet, *paths], plugins))
+    quiet = ["-q", "-W", "ignore:Module already imported", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", SUITE]
+    # The method "thread" ends an endless loop, also under hypothesis.
+    stop = ["-x", "--timeout=180", "--timeout-method=thread"] if isinstance(plugin, Order) else []
+    sys.exit(pytest.main([*stop, *quiet, *paths], [plugin]))
 
 
-def run_tests(copy: Path, paths: list[str], tests: list[str] | None = None, data_file: str | None = None) -> str:
+def run_tests(copy: Path, paths: list[str], plugin: Watch | Order, limit: float) -> str:
     """Return an empty text if the tests pass, and the end of their output or "timeout" if not."""
-    log = copy / ".log"
-    process = FORKS.Process(target=_pytest, args=(copy, paths, log, tests, data_file))
+    process = FORKS.Process(target=_pytest, args=(copy, paths, plugin))
     process.start()
-    process.join(TIMEOUT)
+    process.join(limit)
     late = process.is_alive()
     if late and process.pid:
         os.killpg(process.pid, signal.SIGKILL)
         process.join()
-    return "timeout" if late else (log.read_text()[-2000:] or "died") if process.exitcode else ""
+    return "timeout" if late else ((copy / ".log").read_text()[-2000:] or "died") if process.exitcode else ""
 
 
 class Executed:
@@ -213,7 +215,7 @@ class Executed:
         self.seconds: dict[str, float] = {}
         self.data = coverage.CoverageData(no_disk=True)
         for part in parts:
-            self.seconds |= json.loads(Path(f"{part}.json").read_text())
+            self.seconds |= json.loads(part.with_suffix(".json").read_text())
             data = coverage.CoverageData(str(part))
             data.read()
             self.data.update(data)
@@ -221,8 +223,8 @@ class Executed:
 
     def tests(self, mutant: Mutant) -> list[str]:
         """Return the tests to run, the shortest first."""
-        lines = statement(mutant.file, mutant.line) or ()
-        contexts = {context for line in lines for context in self.lines(mutant.file).get(line, ())} - {""}
+        lines = self.lines(mutant.file)
+        contexts = {name for line in statement(mutant.file, mutant.line) for name in lines.get(line, ()) if name}
         (room,) = (tests.split() for room, tests in ROOMS.items() if mutant.file.startswith(f"{room}/"))
         paths = {path for path in contexts or room if "::" not in path}
         chosen = [
@@ -239,17 +241,18 @@ def test(mutant: Mutant, copy: Path, executed: Executed) -> dict[str, Any]:
     source = target.read_text(encoding="utf-8")
     changed = mutate_code(source, get_operator(mutant.operator)(), mutant.occurrence) or ""
     tests = executed.tests(mutant)
-    if compiles(source):
-        shutil.rmtree(copy / ".numba", ignore_errors=True)
+    numba = f".numba-{mutant.line}-{mutant.occurrence}" if compiles(source) else ".numba"  # it keeps code by file
+    files, limit = (
+        sorted({test.split("::")[0] for test in tests}),
+        300 + 5 * sum(executed.seconds[test] for test in tests),
+    )
     try:
         target.write_text(changed, encoding="utf-8")
-        output = run_tests(copy, sorted({test.split("::")[0] for test in tests}), tests)
+        output = run_tests(copy, files, Order(tests, numba), limit)
     finally:
         target.write_text(source, encoding="utf-8")
-        if compiles(source):  # numba keeps the code of a file whose own text is unchanged
-            shutil.rmtree(copy / ".numba", ignore_errors=True)
-    failed = next((line for line in output.splitlines() if line.startswith("FAILED ")), output[-300:])
     after = changed.splitlines()[mutant.line - 1].strip() if changed else ""
+    failed = next((line for line in output.splitlines() if line.startswith("FAILED ")), output[-300:])
     return {**mutant._asdict(), "becomes": after, "killed": bool(output), "by": failed, "tests": len(tests)}
 
 
@@ -265,51 +268,37 @@ def main() -> None:
     options.report = options.report.resolve()
     seed = random.randrange(10**6) if options.seed is None else options.seed
     chosen = sample(options.room, options.size, seed)
-    report: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs) as pool:
-        copies: SimpleQueue[Path] = SimpleQueue()
-        for number in range(options.jobs):
-            copies.put(copy := Path(scratch, str(number)))
-            tracked = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")
-            for name in filter(None, tracked):
-                if (ROOT / name).is_file():
-                    (copy / name).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy2(ROOT / name, copy / name)
+    python = sorted(path for folder in ("zoo", "tasks", "tests") for path in (ROOT / folder).rglob("*.py"))
+    content = hashlib.sha256(b"".join(path.read_bytes() for path in python)).hexdigest()[:16]
+    measured = options.report.parent / "mutants-coverage" / content
+    measured.mkdir(parents=True, exist_ok=True)
+    mine, report = threading.local(), []
 
-        content = b"".join(path.read_bytes() for path in sorted(Path(scratch, "0").rglob("*")) if path.is_file())
-        measured = options.report.parent / "mutants-coverage" / hashlib.sha256(content).hexdigest()[:16]
-        measured.mkdir(parents=True, exist_ok=True)
+    def copy_tree() -> None:
+        mine.copy = Path(tempfile.mkdtemp(dir=scratch), "tree")
+        shutil.copytree(ROOT, mine.copy, ignore=shutil.ignore_patterns(*NOT_COPIED), symlinks=True)
 
-        def measure(path: str) -> Path:
-            part = measured / path.replace("/", "-")
-            if not Path(f"{part}.json").is_file():
-                copy = copies.get()
-                output = run_tests(copy, [path], data_file=str(part))
-                copies.put(copy)
-                if output:  # tests that fail anyway would seem to see every error
-                    raise RuntimeError(f"{path} fails without any error planted:\n{output}")
-            return part
+    def measure(path: str) -> Path:
+        part = measured / path.replace("/", "-").removesuffix(".py")
+        if not part.with_suffix(".json").is_file():
+            output = run_tests(mine.copy, [path], Watch(part), 3600)
+            if output:  # tests that fail anyway would seem to see every error
+                raise RuntimeError(f"{path} fails without any error planted:\n{output}")
+        return part
 
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs, initializer=copy_tree) as pool:
         paths = sorted({path for room in options.room for path in ROOMS[room].split()})
         try:
             executed = Executed(list(tqdm(pool.map(measure, paths), total=len(paths), desc="coverage")))
         except RuntimeError as error:
             sys.exit(f"mutants.py: error: {error}")
-
-        def one(mutant: Mutant) -> dict[str, Any]:
-            copy = copies.get()
-            try:
-                return test(mutant, copy, executed)
-            finally:
-                copies.put(copy)
-
-        options.report.parent.mkdir(parents=True, exist_ok=True)
-        for found in tqdm(pool.map(one, chosen), total=len(chosen), desc=f"seed {seed}"):
-            report.append(found)
+        found = pool.map(lambda mutant: test(mutant, mine.copy, executed), chosen)
+        for one in tqdm(found, total=len(chosen), desc=f"seed {seed}"):
+            report.append(one)
             options.report.write_text(json.dumps(report, indent=1))
-    survivors = [found for found in report if not found["killed"]]
-    for found in survivors:
-        print(f"\n{found['file']}:{found['line']}\n- {found['text']}\n+ {found['becomes']}")
+    survivors = [one for one in report if not one["killed"]]
+    for one in survivors:
+        print(f"\n{one['file']}:{one['line']}\n- {one['text']}\n+ {one['becomes']}")
     print(f"\n{len(report) - len(survivors)} of {len(report)} seen, seed {seed}; {options.report}")
 
 
