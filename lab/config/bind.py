@@ -64,7 +64,7 @@ def bind(
             except ValueError as error:
                 if isinstance(value, Text) and value.typed[:1] in ("[", "{"):
                     read_yaml(value.typed, f"--{key}")  # perhaps a bracket is missing
-                several = isinstance(value, Text) and re.fullmatch(r"\d+-\d+|[^,\[{]+(,[^,]+)+", value.typed)
+                several = isinstance(value, Text) and re.fullmatch(r"\d+(-|\.\.)\d+|[^,\[{]+(,[^,]+)+", value.typed)
                 raise UsageError(f"{source}{key}: {error}{SEVERAL if several else ''}") from None
         values = bare | values
         if "mixer.pattern" in config and "mixer.pattern" not in values:

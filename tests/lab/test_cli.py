@@ -298,6 +298,7 @@ def test_a_published_shape_leaves_no_option_of_the_task_to_the_small_recipe(path
         ("--device cpu", "(did you mean --trainer.accelerator?)"),
         ("--mixer attention,lstm", "--mixer attention,lstm: several are for sweep.py"),
         ("--seed 0-4", "seed: expected int; got 0-4; several values are for sweep.py"),
+        ("--seed 0..3", "seed: expected int; got 0..3; several values are for sweep.py"),
         ("--trainer.callbacks+=Timer", "Timer has arguments that YAML cannot spell"),
         ("--mixer", "--mixer: expected one argument"),
         ("--lr fast", "lr: expected float; got fast"),

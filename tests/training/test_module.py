@@ -103,6 +103,31 @@ def test_slow_parameters_have_a_rate_of_their_own(tmp_path: Path) -> None:
     assert rates["C"] == (pytest.approx(0.02), 0.1)
 
 
+@pytest.mark.parametrize(("name", "means"), [("SGD", {"momentum": 0.7}), ("torch.optim:RAdam", {"betas": (0.7, 0.95)})])
+def test_any_optimizer_of_torch_trains(name: str, means: dict[str, Any], tmp_path: Path) -> None:
+    module = small.module(optimizer=name, beta1=0.7, beta2=0.95)
+    before = module.backbone.embedding.weight.clone()
+    trainer = small.trainer(tmp_path, max_steps=1)
+    trainer.fit(module, datamodule=small.data(tmp_path))
+    optimizer = trainer.optimizers[0]
+    assert type(optimizer).__name__ == name.rpartition(":")[2]
+    assert optimizer.param_groups[0].items() >= means.items()
+    assert not torch.equal(module.backbone.embedding.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("SDG", "unknown name in torch.optim 'SDG' .*SGD"),
+        ("torch.nn:Linear", "must be a torch.optim.Optimizer, got torch.nn:Linear"),
+        ("Muon", "2D"),
+    ],
+)
+def test_an_optimizer_that_cannot_train_the_model_is_refused_when_it_is_built(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small.module(optimizer=name)
+
+
 def test_initial_weights_are_those_of_the_seed_and_leave_the_generator_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from zoo.backbone import Backbone
 from zoo.blocks import Experts, ResidualBlock
 from zoo.modules import listed
 from zoo.ops.time import valid_positions
+from zoo.targets import load
 from zoo.training.events import log_split_scores
 from zoo.training.metrics import UNLABELLED, ClassificationScores, RegressionScores, Results
 from zoo.validate import require_choice
@@ -85,9 +87,10 @@ class SequenceModule(L.LightningModule):
         lr: learning rate at the end of the warm-up.
         slow_lr: factor on it for the parameters that a mixer lists in `slow`, the dynamics of S4D, S5 and LRU, which
             their authors train at a tenth to a half of the rate; None trains all at lr.
-        weight_decay: AdamW's decay, on matrices only; none on norms, biases, embeddings and some parameters of mixers.
-        beta1: AdamW's decay rate of the mean gradient.
-        beta2: AdamW's decay rate of the squared gradient.
+        optimizer: a class of torch.optim, such as AdamW or SGD, or your own: `package.module:Class`.
+        weight_decay: decay of matrices; none of norms, biases, embeddings and some parameters of mixers.
+        beta1: decay rate of the mean gradient: the first of the optimizer's betas, or its momentum.
+        beta2: decay rate of the squared gradient, for optimizers that have betas.
         warmup_steps: optimizer steps of linear warm-up; a cosine follows.
         final_lr: where the cosine ends, as a fraction of lr.
         compile: run the backbone through torch.compile.
@@ -107,6 +110,7 @@ class SequenceModule(L.LightningModule):
         seed: int = 0,
         lr: float = 5e-3,
         slow_lr: float | None = None,
+        optimizer: str = "AdamW",
         weight_decay: float = 0.1,
         beta1: float = 0.9,
         beta2: float = 0.98,
@@ -132,6 +136,7 @@ class SequenceModule(L.LightningModule):
             # In place: a compiled wrapper would put its own prefix before every key of the state_dict.
             self.backbone.compile()
         n_outputs = self.backbone.n_outputs
+        self._optimizer()  # an optimizer that does not fit is refused before anything is written
         self.loss: Loss = loss
         self.balance_weight = balance_weight
         # Scores are split by facts at test alone.
@@ -229,11 +234,22 @@ class SequenceModule(L.LightningModule):
         log_split_scores(self.trainer, self.results["test"])
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """Build AdamW with groups (decayed or spared, slow or not) and the schedule `warmup_cosine`.
+        """Build the optimizer and the schedule `warmup_cosine`.
 
         Raises:
             ValueError: the trainer has no max_steps and no max_epochs, so that the cosine has no end.
         """
+        h, optimizer = self.hparams, self._optimizer()
+        total = self.trainer.estimated_stepping_batches
+        if math.isinf(total):
+            raise ValueError("the learning rate schedule needs an end: give trainer.max_steps or trainer.max_epochs")
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: warmup_cosine(step, h["warmup_steps"], int(total), h["final_lr"])
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        """Build the optimizer with groups of parameters: decayed or spared, slow or not."""
         h = self.hparams
         spared, slow, factor = self.backbone.no_weight_decay(), set(), 1.0
         if h["slow_lr"] is not None:
@@ -248,14 +264,13 @@ class SequenceModule(L.LightningModule):
             for is_slow in (False, True)
             for is_spared in (False, True)
         ]
-        optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=h["lr"], betas=(h["beta1"], h["beta2"]))
-        total = self.trainer.estimated_stepping_batches
-        if math.isinf(total):
-            raise ValueError("the learning rate schedule needs an end: give trainer.max_steps or trainer.max_epochs")
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: warmup_cosine(step, h["warmup_steps"], int(total), h["final_lr"])
-        )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        name = h["optimizer"]
+        cls = load(name if ":" in name else f"torch.optim:{name}", _is_optimizer)
+        if not _is_optimizer(cls):
+            raise ValueError(f"optimizer must be a torch.optim.Optimizer, got {name}")
+        means = {"betas": (h["beta1"], h["beta2"]), "momentum": h["beta1"]}
+        means = {name: value for name, value in means.items() if name in inspect.signature(cls).parameters}
+        return cls([g for g in groups if g["params"]], lr=h["lr"], **means)
 
     def _balance(self) -> Tensor:
         """Return the experts' part of the loss; logs it, unweighted, and the load of each expert."""
@@ -314,6 +329,10 @@ def _n_processes() -> int:
     """Count the processes of this training run; 1 also without a trainer."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     return torch.distributed.get_world_size() if distributed else 1
+
+
+def _is_optimizer(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, torch.optim.Optimizer)
 
 
 def _at_least_float32(t: Tensor) -> Tensor:
