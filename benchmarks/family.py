@@ -20,8 +20,8 @@ from benchmarks.timing import (
     isolated,
     peak_bytes,
     repeated,
-    threads,
 )
+from zoo.threads import threads
 
 if TYPE_CHECKING:
     from benchmarks.sections import Sizes

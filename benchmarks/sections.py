@@ -29,7 +29,6 @@ from benchmarks.timing import (
     isolated,
     peak_bytes,
     repeated,
-    threads,
     trained,
 )
 from zoo import create_mixer, list_mixers
@@ -37,6 +36,7 @@ from zoo.backbone import Backbone
 from zoo.ops import selective_scan
 from zoo.registry import MIXERS, mixer_class
 from zoo.report import plots
+from zoo.threads import threads
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from zoo.threads import threads
+
 ROOT = Path(__file__).resolve().parent.parent
 SPIN = "while True: pass"
 
@@ -113,17 +115,6 @@ def forward_and_backward(form: Callable[..., Tensor], inputs: Sequence[Tensor]) 
         torch.autograd.grad(form(*leaves), leaves, cotangent)
 
     return run
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Run with so many intra-op threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

@@ -104,23 +104,12 @@ def run(command: Command) -> Metrics:
         NonFiniteLossError: the loss, or a weight, is nan or infinite; the checkpoints are of earlier steps.
         Interrupted: a signal asked the run to stop.
     """
+    from zoo.threads import threads
+
     # Without Lightning's notes on hardware, tips and worker counts.
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    with _threads(command.config["threads"] or 1):
+    with threads(command.config["threads"] or 1):
         return _run(command)
-
-
-@contextmanager
-def _threads(n: int) -> Iterator[None]:
-    """Run torch on so many threads of the CPU: sums of other numbers of threads have other last bits."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _run(command: Command) -> Metrics:

@@ -34,6 +34,8 @@ import numpy as np
 import pytest
 import torch
 
+from zoo.threads import threads
+
 # Without a CUDA device Triton's kernels are interpreted; that has to be said before triton is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -172,10 +174,8 @@ def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     """Torch computes with two threads, or as many as the test says, until it ends."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with threads(2):
+        yield
 
 
 @pytest.fixture

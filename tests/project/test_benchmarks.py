@@ -18,6 +18,7 @@ from benchmarks.page import Section, Table, Target, render_section, show
 from benchmarks.sections import SECTIONS, Sizes
 from tasks import create_task, list_tasks
 from tests import ROOT
+from zoo.threads import threads
 
 
 def test_candidates_take_turns() -> None:
@@ -40,7 +41,7 @@ def test_what_is_kept_of_the_rounds_is_their_median() -> None:
 
 def test_threads_are_given_back() -> None:
     before = torch.get_num_threads()
-    with timing.threads(before + 1):
+    with threads(before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
 

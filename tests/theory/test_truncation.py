@@ -9,6 +9,7 @@ from tests import slow
 from tests.cases import draw, randomise
 from tests.tolerances import assert_close
 from zoo import create_mixer
+from zoo.blocks import ResidualBlock
 from zoo.theory import interaction, span_basis, span_spectrum, truncate, truncation
 
 NAMES = ("attention", "selective_ssm", slow("kda"), slow("lstm"), slow("diagonal_ssm"))
@@ -32,6 +33,13 @@ def test_the_basis_is_that_of_the_span_and_keeps_the_layer(name: str, generator:
     whole = truncate(layer, basis)
     for v in (x, other):
         assert_close(whole(v), layer(v))
+    block = ResidualBlock(layer).double()
+    expected = block(other)
+    block.mixer = whole
+    y, state = block.stream(other)
+    assert_close(y, expected)
+    with pytest.raises(ValueError, match="whole sequences"):
+        block.stream(other, state)
 
 
 @pytest.mark.parametrize("n_heads", [0, 1, 3])

@@ -19,6 +19,7 @@ from zoo import pretrained
 from zoo.backbone import Backbone
 from zoo.contract import SequenceMixer
 from zoo.loading.names import CHECKPOINTS
+from zoo.lookup import unknown
 from zoo.pretrained import build, build_fitting, misfit, with_allowed
 from zoo.registry import MIXERS
 from zoo.report.files import write_atomically
@@ -200,8 +201,10 @@ def check_checkpoint(path: str | os.PathLike[str], mixer: Mapping[str, Any], **o
         The optimizer step at which it was saved.
 
     Raises:
-        ValueError: as `read_checkpoint`; also another mixer, or another value of an option.
+        ValueError: as `read_checkpoint`; also another mixer, another value of an option, an unknown option.
     """
+    for name in options.keys() - set(BACKBONE_OPTIONS):
+        raise ValueError(unknown("option of Backbone", name, BACKBONE_OPTIONS))
     saved = read_checkpoint(path)
     if "global_step" not in saved:
         raise ValueError(f"{path} holds a model and no state of training: a run cannot resume from it")

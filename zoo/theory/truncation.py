@@ -17,6 +17,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from zoo.ops.precision import Device, DType
 from zoo.theory.channels import EXACT_SIZE, Channels, channelwise, sampled_triangle
 from zoo.theory.lags import RANK_RTOL
 from zoo.theory.operator import Replayed, replayed
@@ -170,13 +171,29 @@ class Truncated(nn.Module):
         offset, parts = cut(self.layer, self.basis, x)
         return offset + parts.sum(0)
 
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> Tensor:
+        """Return zeros (batch, 1): no position has been read yet."""
+        return torch.zeros(batch_size, 1, dtype=dtype, device=device)
+
+    def stream(
+        self, x: Float[Tensor, "batch seq d_in"], state: Tensor | None = None, lengths: Tensor | None = None
+    ) -> tuple[Float[Tensor, "batch seq d_out"], Tensor]:
+        """Mix whole sequences, so that a block can contain the layer.
+
+        Raises:
+            ValueError: a second chunk, or rows of several lengths.
+        """
+        if lengths is not None or (state is not None and state.any()):
+            raise ValueError("a truncated layer maps whole sequences of one length: it takes no lengths and no state")
+        return self(x), x.new_ones(len(x), 1)
+
 
 def truncate(layer: nn.Module, basis: Basis, n_heads: int | None = None) -> Truncated:
     """`layer` with each W_ij replaced by its projection on the first `n_heads` operators of the basis.
 
-    It maps (batch, seq, d_in) to (batch, seq, d_out) as the layer does and can replace it in a model, without
-    gradients and without a stream; each call reads the operator, at seq * d_in forward passes per sequence, or at most
-    seq of a wide layer that mixes channel by channel (`zoo.theory.channels`).
+    It maps (batch, seq, d_in) to (batch, seq, d_out) as the layer does and can replace it in a model or a block,
+    without gradients, for whole sequences. Each call reads the operator, at seq * d_in forward passes per sequence, or
+    at most seq of a wide layer that mixes channel by channel (`zoo.theory.channels`).
 
     Args:
         layer: the layer.
