@@ -4,8 +4,11 @@ A record is plain data:
 
     {"mixer": "lstm", "task": "mqar", "metric": "accuracy", "chance": 0.03, "lr": 0.01, "params": 50000,
      "state_bytes": 320, "window": {"octaves": 1.7, "at_least": false}, "shape": ..., "digest": ...,
-     "runs": [{"seed": 0, "score": 0.7, "steps_to_90": null, "tokens_per_second": 3e4, "seconds": 9.9}, ...],
+      "runs": [{"seed": 0, "score": 0.7, "curve": {"300": 0.2, "600": 0.99}, "steps_to_90": 600, "converged": true,
+               "stopped_early": true, "tokens_per_second": 3e4, "seconds": 9.9}, ...],
      "commits": [...], "machines": [...]}
+
+"score" is that of the test split, at the longest of its lengths; "curve" is validation's, at `BUDGETS` and at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from lab.plain import read_mapping
 from lab.run.environment import machine_of
 from lab.run.files import ENVIRONMENT
 from lab.run.identity import deciding_options, given_options
-from lab.run.metrics import number_at
+from lab.run.metrics import at_lengths, number_at
 from lab.run.record import Run, read_run
 from lab.run.score import guess_level, score_of
 from lab.sweep.command import Request
@@ -40,8 +43,10 @@ FILE = ROOT / "configs" / "leaderboard.yaml"
 ALL = "all"
 """Stands for all registered mixers."""
 
-OF_A_RUN = ("steps_to_90", "tokens_per_second", "seconds")
-"""Metrics that a record keeps of each run, besides its score."""
+BUDGETS = (300, 600, 1200, 2400)
+"""Steps at which a record keeps the score by validation."""
+OF_A_RUN = ("steps_to_90", "converged", "stopped_early", "tokens_per_second", "seconds")
+"""Metrics that a record keeps of each run, besides score and curve."""
 
 Record: TypeAlias = dict[str, Any]
 """A cell that was run, as docs/leaderboard.json has it."""
@@ -70,11 +75,13 @@ class Cell:
         Raises:
             UsageError: options that train.py would refuse.
         """
-        experiment = experiment.overridden({"mixer": [mixer]})
+        of_mixer = next((grid for grid in experiment.grids if mixer in grid["mixer"]), experiment.grids[0])
+        experiment = replace(experiment, grids=(of_mixer | {"mixer": [mixer]},))
         own = Path(mixer.rpartition(":")[0]) if is_target(mixer) else None
         # A file of one's own counts by its text, wherever it lies.
         source = own.read_text(encoding="utf-8") if own and own.is_file() else None
-        config = deciding_options(parse(arguments(experiment.fixed | {"mixer": mixer})).config)
+        options = {flag: value for flag, (value, *_) in of_mixer.items() if flag != "seed"}
+        config = deciding_options(parse(arguments(experiment.fixed | options | {"mixer": mixer})).config)
         decided = {key: value for key, value in given_options(config).items() if key not in ("seed", *experiment.tune)}
         content = [experiment.shape, decided | {"mixer.name": short(mixer)}, source]
         return cls(task, short(mixer), experiment, digest(content))
@@ -127,7 +134,8 @@ def read_cells(mixers: Sequence[str], tasks: Sequence[str], n_seeds: int | None,
         experiment = read_experiment(file, task)
         if n_seeds is not None:
             experiment = experiment.overridden({"seed": list(range(n_seeds))})
-        found += [Cell.of(task, name, experiment) for name in names or experiment.grids[0]["mixer"]]
+        listed = [name for grid in experiment.grids for name in grid["mixer"]]
+        found += [Cell.of(task, name, experiment) for name in names or listed]
     return found
 
 
@@ -190,7 +198,7 @@ def _record(cell: Cell, metric: str, runs: Sequence[Run], kept: Record | None) -
         "machines": [],
     }
     added: list[dict[str, Any]] = [
-        {"seed": run.seed, "score": number_at(run.metrics, "test", metric)}
+        {"seed": run.seed, "score": _score(run.metrics, metric), "curve": _thinned(run.metrics["curve"])}
         | {name: run.metrics.get(name) for name in OF_A_RUN}
         for run in runs
     ]
@@ -200,3 +208,13 @@ def _record(cell: Cell, metric: str, runs: Sequence[Run], kept: Record | None) -
         "commits": sorted({*begun["commits"], *(str(each["git"])[:9] for each in environments)}),
         "machines": sorted({*begun["machines"], *map(machine_of, environments)}),
     }
+
+
+def _score(metrics: Mapping[str, Any], metric: str) -> Any:
+    lengths = at_lengths(metrics, metric)
+    return lengths[max(lengths)] if lengths else number_at(metrics, "test", metric)
+
+
+def _thinned(curve: Mapping[str, Any]) -> dict[str, Any]:
+    last = max(curve, key=int)
+    return {step: value for step, value in curve.items() if int(step) in BUDGETS or step == last}
