@@ -14,6 +14,7 @@ from lab.run.metrics import at_lengths, by_facts, number_at
 from lab.run.record import Run
 from lab.run.score import SCORES, mean_and_spread
 from lab.view.rows import Group, Row, label_of
+from zoo.registry import MIXERS
 from zoo.report import numbers, plots
 from zoo.report.numbers import Number
 
@@ -260,5 +261,5 @@ def _floor(group: Group) -> dict[Number, Number]:
 
 
 def colours(groups: Sequence[Group]) -> dict[str, str]:
-    """Return a colour for each mixer, the same in all charts."""
-    return plots.colours(row.mixer for group in groups for row in group.rows)
+    """Return a colour for each mixer, the same in all charts and, as far as it can be, in all comparisons."""
+    return plots.colours((row.mixer for group in groups for row in group.rows), MIXERS)

@@ -129,6 +129,9 @@ def test_a_picture_has_one_style_and_the_same_bytes_whatever_the_users_settings_
 
 def test_a_mixer_keeps_its_colour() -> None:
     assert plots.colours(["ssd", "lstm", "ssd"]) == {"lstm": plots.COLOURS[0], "ssd": plots.COLOURS[1]}
+    known = [f"mixer{at}" for at in range(20)]
+    own = {"mixer1": plots.COLOURS[1], "mixer13": plots.COLOURS[0], "mine": plots.COLOURS[2]}  # 13 would repeat 1
+    assert plots.colours(own, known) == own
 
 
 # The terminal

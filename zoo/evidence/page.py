@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from zoo.evidence.check import Check
 from zoo.evidence.verdict import Panel, Verdict
 from zoo.extras import require_extra
+from zoo.registry import MIXERS
 from zoo.report.files import finite
 from zoo.report.markdown import table
 from zoo.report.numbers import number
-from zoo.report.plots import new_figure, styled, whole_numbers
+from zoo.report.plots import COLOURS, colours, name_lines, new_figure, styled, whole_numbers
 from zoo.report.terminal import make_table
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ _STYLES: dict[str, dict[str, Any]] = {
     "stars": {"linestyle": "", "marker": "*", "markersize": 13},
     "dashed": {"linestyle": "--", "linewidth": 1.2},
 }
-_MARKERS = ("o", "s", "^")
-"""Markers of curves 1 to 10, 11 to 20 and so on, which share their colours."""
 RULE = (
     "A check holds if the whole 95 % interval is in the predicted region, fails if all of it is outside, and is "
     "undecided otherwise. Quantities measured over seeds are medians, with an interval from the order of the samples: "
@@ -39,7 +38,8 @@ RULE = (
 _WIDTH = 6.4  # inches, of a panel
 _NEXT_TO_POINT = 30  # characters of a name that stands next to its point; longer ones stand in a legend beside the axes
 _MOST_POINTS = 10  # that have their names next to them
-_MOST_NAMES, _MOST_IN_A_COLUMN = 20, 6  # in a legend that stands within the axes
+_MOST_NAMES, _MOST_IN_A_COLUMN = 20, 6  # of a legend beside the axes, and of one within them
+_MOST_LINES, _GREY = 8, "0.75"
 _MOST_TICKS = 6
 
 
@@ -180,20 +180,18 @@ def panels_figure(panels: Sequence[Panel], n_rows: int = 1) -> Figure:
 
 
 def _draw(axes: Axes, panel: Panel) -> None:
-    families = list(dict.fromkeys(_family(curve.label) for curve in panel.curves))
+    drawn_in = _colours(panel)
     for curve in panel.curves:
         y = [max(value, panel.lowest) for value in curve.y] if panel.log_y else curve.y
-        again, colour = divmod(families.index(_family(curve.label)), 10)  # there are ten colours
-        style = dict(_STYLES[curve.style])
-        if style.get("marker") == "o":
-            style["marker"] = _MARKERS[again % len(_MARKERS)]
-        axes.plot(curve.x, y, label=curve.label, color=f"C{colour}", **style)
+        colour = drawn_in[curve.label]
+        label = curve.label if colour != _GREY else f"_{curve.label}"
+        axes.plot(curve.x, y, label=label, color=colour, **_STYLES[curve.style])
         if curve.ends:
             low, high = (
                 [max(end, panel.lowest) if panel.log_y else end for end in ends]
                 for ends in zip(*curve.ends, strict=True)
             )
-            axes.fill_between(curve.x, low, high, color=f"C{colour}", alpha=0.2, linewidth=0)
+            axes.fill_between(curve.x, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     if panel.log_x:
         axes.set_xscale("log")
@@ -224,7 +222,31 @@ def _draw(axes: Axes, panel: Panel) -> None:
             axes.annotate(curve.label, at, (5, 0), textcoords="offset points", va="center")
         axes.margins(x=0.15)
         return
-    axes.legend(ncols=1 if len(panel.curves) <= _MOST_IN_A_COLUMN else 2)
+    if _scattered(panel):
+        axes.legend(ncols=1 if len(panel.curves) <= _MOST_IN_A_COLUMN else 2)
+    else:
+        name_lines(axes)
+
+
+def _colours(panel: Panel) -> dict[str, str]:
+    """Return the colour of each curve: that of its mixer, if no two curves have the same one.
+
+    Of more than `_MOST_LINES` lines, those that end highest keep their colours; the others are grey.
+    """
+    families = list(dict.fromkeys(_family(curve.label) for curve in panel.curves))
+    mixers = {family: family.partition(",")[0] for family in families}
+    if len(set(mixers.values())) == len(families) and set(mixers.values()) & set(MIXERS):
+        own = colours(mixers.values(), MIXERS)
+        of_family = {family: own[mixer] for family, mixer in mixers.items()}
+    else:
+        of_family = {family: COLOURS[at % len(COLOURS)] for at, family in enumerate(families)}
+    lines = [] if _scattered(panel) or panel.x_names else [each for each in panel.curves if len(each.x) > 1]
+    grey = {curve.label for curve in sorted(lines, key=lambda curve: -curve.y[-1])[_MOST_LINES:]}
+    return {each.label: _GREY if each.label in grey else of_family[_family(each.label)] for each in panel.curves}
+
+
+def _scattered(panel: Panel) -> bool:
+    return all(curve.style == "points" for curve in panel.curves)
 
 
 def _of_points(panel: Panel) -> bool:
@@ -236,8 +258,7 @@ def _named_beside(panel: Panel) -> bool:
     n = len(panel.curves)
     if _of_points(panel):
         return n > _MOST_POINTS or max(len(curve.label) for curve in panel.curves) > _NEXT_TO_POINT
-    # A legend within the axes leaves a line to be seen, but not a point.
-    return n > (_MOST_IN_A_COLUMN if all(curve.style == "points" for curve in panel.curves) else _MOST_NAMES)
+    return _scattered(panel) and n > _MOST_IN_A_COLUMN  # a legend within the axes would hide points
 
 
 def _family(label: str) -> str:

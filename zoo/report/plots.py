@@ -39,6 +39,7 @@ _STYLE = {
     "lines.markersize": 4,
 }
 _PANEL = (6.0, 4.2)  # inches; legible in TensorBoard's panes
+_NAME, _NEAR_THE_EDGE = 8, 0.8  # points, of a line's name; share of the width
 _LEGEND, _LEGEND_LINES = 1.6, 18  # width and length of a column of a legend beside the axes
 
 
@@ -74,9 +75,20 @@ def new_figure(
     return figure, list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
 
 
-def colours(names: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each name, the same in all charts of one comparison."""
-    return {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(sorted(set(names)))}
+def colours(names: Iterable[str], known: Iterable[str] = ()) -> dict[str, str]:
+    """Return a colour for each name; a known name has its own in all figures, unless an earlier one here has the same.
+
+    Args:
+        names: the names of a figure or of a comparison.
+        known: all names that keep their colours, such as the registered mixers; the others come after them.
+    """
+    order, free, found = {name: at for at, name in enumerate(known)}, [], {}
+    for name in sorted(set(names), key=lambda name: (order.get(name, len(order)), name)):
+        free = free or list(COLOURS)
+        own = COLOURS[order[name] % len(COLOURS)] if name in order else free[0]
+        found[name] = own if own in free else free[0]
+        free.remove(found[name])
+    return found
 
 
 def line_style(at: int, count: int) -> dict[str, Any]:
@@ -87,6 +99,40 @@ def line_style(at: int, count: int) -> dict[str, Any]:
 def whole_numbers() -> Any:
     """Return a locator that marks an axis at integers only."""
     return require_extra("matplotlib.ticker").MaxNLocator(integer=True)
+
+
+def name_lines(axes: Axes) -> None:
+    """Name each line in its colour instead of in a legend: at its end, or to the right of the axes if it reaches there.
+
+    Names to the right are moved off one another; lines that end at one place are in the order of their means.
+    """
+    axes.autoscale_view()
+    into_axes, beside = (axes.transData + axes.transAxes.inverted()).transform, []
+    for line in axes.get_lines():
+        name, points = str(line.get_label()), into_axes(line.get_xydata())
+        x, y = map(float, points[-1])
+        if name.startswith("_"):
+            continue
+        if x >= _NEAR_THE_EDGE:
+            beside.append((round(y, 2), float(points[:, 1].mean()), (x, y), line))
+        else:
+            near: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "center"}
+            axes.annotate(name, (x, y), (6, 0), color=line.get_color(), fontsize=_NAME, **near)
+    beside.sort(key=lambda each: each[:2])
+    gap = 1.3 * _NAME / 72 / (axes.get_position().height * axes.figure.get_size_inches()[1])
+    places: list[float] = []
+    for y, *_ in beside:
+        places.append(max(y, places[-1] + gap) if places else y)
+    top = 1.0  # a stack that would leave the axes is pushed down again
+    for at in reversed(range(len(places))):
+        places[at] = min(places[at], top)
+        top = places[at] - gap
+    for (*_, end, line), place in zip(beside, places, strict=True):
+        arrow = {"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.5, "shrinkA": 2, "shrinkB": 3}
+        arrow["relpos"] = (0, 0.5)
+        right: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "axes fraction", "va": "center"}
+        text = str(line.get_label())
+        axes.annotate(text, end, (1.03, place), color=line.get_color(), fontsize=_NAME, arrowprops=arrow, **right)
 
 
 def legend_beside(axes: Axes, title: str) -> None:
