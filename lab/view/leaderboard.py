@@ -23,13 +23,25 @@ from lab.sweep.engine import Stop
 from lab.sweep.experiment import read_experiment
 from lab.sweep.grid import arguments
 from lab.sweep.tuning import RATE
-from lab.view.cells import FILE, OF_A_RUN, ROOT, Cell, Record, in_order, of_today, read_cells, run_cell, task_names
+from lab.view.cells import (
+    BUDGETS,
+    FILE,
+    OF_A_RUN,
+    ROOT,
+    Cell,
+    Record,
+    in_order,
+    of_today,
+    read_cells,
+    run_cell,
+    task_names,
+)
 from lab.view.page import as_page
-from lab.view.picture import heat_map
+from lab.view.picture import heat_map, share
 from lab.view.rows import Group, Row
 from lab.view.table import columns_of, explain
 from zoo.errors import UsageError
-from zoo.evidence.interval import FEWEST_SEEDS, of_median
+from zoo.evidence.interval import FEWEST_SCORES, FEWEST_SEEDS, FEWEST_TASKS, of_interquartile_mean, of_median
 from zoo.registry import MIXERS
 from zoo.report.files import as_json, read_json, write_all
 from zoo.report.numbers import count, duration
@@ -55,20 +67,20 @@ Exit status: 0 when all that was begun is done, 1 when a cell failed, 2 for a co
 interrupted.
 """
 ABOUT = (
-    "Every mixer is tuned and trained on every task, with the same steps and within 5 % of the same parameters. A "
-    "score is the median over seeds on the test split, with its 95 % interval in brackets. The best median of a "
-    "task is marked, even if too few seeds tell it from the next."
+    "All mixers have the same width, their authors' options, and a learning rate that two other seeds picked. A run "
+    "ends when it has solved its task, or after 2,400 steps. A score is the median over eight seeds on the test "
+    "split, at the longest length that is tested; behind it stands how many seeds solved the task, or else its 95 % "
+    "interval. The best median of a task is marked, even if too few seeds tell it from the next."
 )
 NOTES = (
-    "Convolutions differ: the backbone puts one of 4 taps without a skip before every block, and DeltaNet, Gated "
-    "DeltaNet, KDA, DeltaProduct and SSD have a second one of their own; with fresh seeds the hybrid scores .27 on "
-    "mqar with the backbone's convolution and 1.00 without it.",
-    "Seed 0 picks the learning rate and is judged too: among the cells whose seeds differ it is the best in 38 % "
-    "(alone in 31 %, where 20 % is expected, p = .001), and without it the hybrid's median on mqar falls from .996 "
-    "to .64.",
-    "Learning rates are picked by validation (docs/tuning.md). An interval needs five seeds. For relative squared "
-    "errors and perplexities, lower is better. An empty cell has not been run. On text the guess "
-    "without order is the perplexity of the symbol frequencies. Other runs share the machine during training.",
+    "A task is solved by a test score at nine tenths of the way from chance to a perfect one. Words of parity are "
+    "learned at length 16 and tested at 64.",
+    "Where a mixer has no convolution of its own, a residual one of four taps stands before it.",
+    "Rates are picked by validation, at half octaves (docs/tuning.md). For relative squared errors, lower is better. "
+    "An empty cell has not been run. Other runs share the machine during training.",
+    "An earlier leaderboard of 19 mixers on nine tasks is withdrawn. It had a convolution without a skip in front of "
+    "every block, with which the hybrid scored .27 on mqar with fresh seeds and without which it scored 1.00. It "
+    "judged the seed that had picked the rate, and ended after 600 steps, whether or not a run had converged.",
 )
 
 
@@ -215,7 +227,36 @@ class MedianRow(Row):
             return text
         return f"{text} [{', '.join(score_text(self.score, end) for end in of_median(values)[1:])}]"
 
+    @property
+    def short_text(self) -> str:
+        """The median with two decimals and the seeds that solved the task; `score_text` for perplexities."""
+        middle, solved = self.center(), self.solved
+        return self.score_text if middle is None or solved is None else f"{middle:.2f} ({solved[0]} of {solved[1]})"
 
+
+def _at_budget(steps: int) -> Column:
+    """Return the median of validation after these steps, or at the end of runs that stopped before."""
+
+    def value(row: MedianRow) -> float | None:
+        curves = ({int(step): y for step, y in run.metrics["curve"].items() if y is not None} for run in row.judged)
+        found = [curve[max(at)] for curve in curves if (at := [step for step in curve if step <= steps])]
+        return statistics.median(found) if found else None
+
+    return Column(
+        f"at {steps:,}",
+        "median score by validation after these steps, or at the end of a run that had ended",
+        lambda row: score_text(row.score, value(row)),
+        value=value,
+    )
+
+
+CONVERGED = Column(
+    "converged",
+    "runs that solved their task, or gained less than 0.01 in the last quarter of their steps",
+    lambda row: f"{sum(bool(run.metrics['converged']) for run in row.judged)} of {len(row.judged)}",
+    value=lambda row: sum(bool(run.metrics["converged"]) for run in row.judged),
+    more_first=True,
+)
 TIME = Column(
     "time of the runs",
     "of all seeds, one by one",
@@ -244,7 +285,7 @@ def row_of(record: Record) -> MedianRow:
         Run(
             Path(),
             config | {"seed": run["seed"]},
-            shared | {"test": {record["metric"]: run["score"]}} | {name: run[name] for name in OF_A_RUN},
+            shared | {"test": {record["metric"]: run["score"]}} | {name: run[name] for name in ("curve", *OF_A_RUN)},
             "tested",
             window=record["window"],
         )
@@ -262,7 +303,7 @@ def task_config(task: str) -> dict[str, Any]:
 def section_of(group: Group) -> Section:
     """Return a task's table, with the time that it took."""
     name, *others = columns_of(group)
-    columns = [replace(name, heading="mixer"), *others, TIME]
+    columns = [replace(name, heading="mixer"), *others, *map(_at_budget, BUDGETS), CONVERGED, TIME]
     return Section(group.title, columns, group.rows)
 
 
@@ -275,6 +316,9 @@ def overview(groups: Sequence[Group]) -> Section:
         own = {row.label: row for row in (*group.rows, *guesses)}
         columns.append(_task_column(group, own))
         lines |= own
+    lines_in_all = over_all(groups)
+    if any(map(lines_in_all.cell, lines.values())):
+        columns.append(lines_in_all)
     return Section("All tasks", columns, sorted(lines.values(), key=lambda line: (not line.tested, _place(line.label))))
 
 
@@ -288,10 +332,34 @@ def _task_column(group: Group, rows: Mapping[str, Row]) -> Column:
     return Column(
         group.title,
         "",
-        lambda line: rows[line.label].score_text if line.label in rows else "",
+        lambda line: _short(rows[line.label]) if line.label in rows else "",
         value=lambda line: rows[line.label].center() if line.label in rows else None,
         more_first=SCORES[group.score],
         best=lambda line: line.label in group.best,
+    )
+
+
+def _short(row: Row) -> str:
+    return row.short_text if isinstance(row, MedianRow) else row.score_text
+
+
+def over_all(groups: Sequence[Group]) -> Column:
+    """Return the interquartile mean over tasks of the share of the way to a perfect score, of mixers that have all."""
+    by_mixer: dict[str, list[list[float]]] = {}
+    for group in groups:
+        for row in group.rows:
+            by_mixer.setdefault(row.label, []).append([share(group, value) for value in row.values()])
+    found = {
+        mixer: of_interquartile_mean(shares)
+        for mixer, shares in by_mixer.items()
+        if len(shares) == len(groups) >= FEWEST_TASKS and min(map(len, shares)) >= FEWEST_SCORES
+    }
+    return Column(
+        "all tasks",
+        "interquartile mean over tasks and seeds of the share of the way from chance to a perfect score, 95 % interval",
+        lambda line: "{:.2f} [{:.2f}, {:.2f}]".format(*found[line.label]) if line.label in found else "",
+        value=lambda line: found[line.label].value if line.label in found else None,
+        more_first=True,
     )
 
 

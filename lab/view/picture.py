@@ -35,11 +35,18 @@ def share(group: Group, score: Number | None) -> float:
     return min(1.0, skill(group.score, score, group.chance) / best) if best else 0.0
 
 
+def _text(group: Group, score: Number, solved: tuple[int, int] | None) -> str:
+    """Return a score with two decimals and, of several runs, how many solved the task."""
+    text = score_text(group.score, score) if group.score == "perplexity" else f"{score:.2f}"
+    return f"{text}  {solved[0]}/{solved[1]}" if solved and solved[1] > 1 else text
+
+
 @styled
 def heat_map(groups: Sequence[Group]) -> Figure:
     """Draw configurations against tasks: shares of the way to a perfect score, by their mean, scores written in.
 
-    The best of a task are bold; the last row has the guesses without order; a cell without a score is empty.
+    Behind the score of several runs stands how many solved the task. The best of a task are bold; the last row has the
+    guesses without order; a cell without a score is empty.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -48,12 +55,12 @@ def heat_map(groups: Sequence[Group]) -> Figure:
     for column, group in enumerate(groups):
         for row in group.rows:
             if row.tested and (score := row.center()) is not None:
-                cell = share(group, score), score_text(group.score, score), row.label in group.best
+                cell = share(group, score), _text(group, score, row.solved), row.label in group.best
                 by_label.setdefault(row.label, {})[column] = cell
     best_first = sorted(by_label.items(), key=lambda item: -fmean(each[0] for each in item[1].values()))
     lines = dict(best_first[:_MOST_ROWS])
     lines[BASELINE] = {
-        column: (share(group, guess), score_text(group.score, guess), False)
+        column: (share(group, guess), _text(group, guess, None), False)
         for column, group in enumerate(groups)
         if (guess := group.rows[0].baseline) is not None
     }

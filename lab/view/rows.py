@@ -96,6 +96,17 @@ class Row:
         return median_steps(self.values(name), len(self.judged)) if name == "steps_to_90" else self.center(name)
 
     @property
+    def solved(self) -> tuple[int, int] | None:
+        """Runs whose test score is at nine tenths of the way from chance to a perfect one or better, and all runs.
+
+        None for losses and perplexities, and without tests.
+        """
+        goal, values = level(self.score, self.center("chance")), self.values("test", self.score)
+        if goal is None or not values:
+            return None
+        return sum(merit(self.score, value) >= merit(self.score, goal) for value in values), len(values)
+
+    @property
     def window(self) -> Mapping[str, Any] | None:
         """The window of learning rates that a sweep has measured for this configuration."""
         return next((run.window for run in self.runs if run.window), None)

@@ -55,6 +55,13 @@ COLUMNS = (
     Column("configuration", "", lambda row: row.label, text=True, stays=True),
     Column("score", "", lambda row: row.score_text, value=lambda row: row.center(), stays=True),
     Column("seeds", "", lambda row: row.seeds, value=lambda row: len(row.values()), more_first=True),
+    Column(
+        "solved",
+        "runs whose test score is at nine tenths of the way from chance to a perfect score or better",
+        lambda row: "{} of {}".format(*row.solved) if row.solved and row.solved[1] > 1 else "",
+        value=lambda row: row.solved[0] / row.solved[1] if row.solved else None,
+        more_first=True,
+    ),
     *(_fact(heading, name) for heading, name in FACTS.items()),
     Column(
         BASELINE,

@@ -24,7 +24,8 @@ def record(mixer: str, task: str, *scores: float, metric: str = "accuracy", **ot
     """A cell whose seeds have these scores."""
     facts = {"metric": metric, "chance": 0.1, "lr": 0.01, "window": {"octaves": 1.7, "at_least": True}}
     sizes = {"params": 50_000, "state_bytes": 320, "shape": read_experiment(FILE, task).shape, "digest": ""}
-    of_each = {"steps_to_90": 100, "tokens_per_second": 1e4, "seconds": 2.0}
+    of_each = {"steps_to_90": 100, "tokens_per_second": 1e4, "seconds": 2.0, "converged": True, "stopped_early": True}
+    of_each |= {"curve": {"300": 0.25, "600": 0.75, "700": 0.8}}
     runs = [{"seed": seed, "score": score, **of_each} for seed, score in enumerate(scores)]
     machine = {"runs": runs, "commits": ["abc"], "machines": ["two cores"]}
     return {"mixer": mixer, "task": task, **facts, **sizes, **machine, **other}
@@ -40,7 +41,7 @@ def test_a_cell_is_run_again_only_if_its_configuration_has_changed(
     (more,) = read_cells(["lstm"], ["mqar"], 5)
     assert more.digest == cell.digest
     changed = tmp_path / "changed.yaml"
-    changed.write_text(FILE.read_text(encoding="utf-8").replace("n_pairs: 4", "n_pairs: 2"), encoding="utf-8")
+    changed.write_text(FILE.read_text(encoding="utf-8").replace("n_pairs: 16", "n_pairs: 8"), encoding="utf-8")
     (other,) = read_cells(["lstm"], ["mqar"], 3, changed)
     assert (other.digest != cell.digest, other.experiment.shape != cell.experiment.shape) == (True, True)
     for value, same in ((None, True), ("", False), (0, False)):  # an option that came later
@@ -52,8 +53,16 @@ def test_a_cell_is_run_again_only_if_its_configuration_has_changed(
 
 
 def test_the_stored_cells_are_not_run_again(tmp_path: Path) -> None:
-    board, cells = Board(tmp_path / "new"), read_cells(["lstm", "hybrid"], ["mqar", "text"], None)
-    assert [cell.missing(board.get(cell)) for cell in cells] == [[]] * 4
+    board = Board(tmp_path / "new")  # begins with those of docs
+    cells = {(cell.mixer, cell.task): cell for cell in read_cells(["all"], [], None)}
+    assert board.records.keys() <= cells.keys()
+    assert [cells[place].missing(record) for place, record in board.records.items()] == [[]] * len(board.records)
+
+
+def test_a_mixer_has_the_options_of_the_grid_that_names_it_or_of_the_first(tmp_path: Path) -> None:
+    cells = {cell.mixer: cell.experiment.grids[0] for cell in read_cells(["attention", "ssd", "gru"], ["mqar"], None)}
+    assert (cells["attention"]["mixer.d_conv"], cells["attention"]["canon"]) == ([0], ["A"])
+    assert ("canon" in cells["ssd"], cells["gru"]["canon"], cells["gru"]["mixer"]) == (False, ["A"], ["gru"])
 
 
 def test_a_mixer_of_ones_own_counts_by_the_text_of_its_file(tmp_path: Path) -> None:
@@ -96,7 +105,8 @@ def test_numbers_are_medians_and_the_interval_needs_five_seeds() -> None:
     five = cells(0.5, 0.7, 0.65, 0.8, 0.9, steps=(None, 100, 100, 200, 300))
     assert (five["accuracy"], five["seeds"], five["steps to 90 %"]) == ("0.7000 [0.5000, 0.9000]", "5", "150")
     assert (five["window (octaves)"], five["lr"], five["time of the runs"]) == ("≥ 1.7", "0.01", "10 s")
-    assert five["guess without order"] == "0.2500"
+    assert (five["guess without order"], five["solved"], five["converged"]) == ("0.0625", "0 of 5", "5 of 5")
+    assert [five[f"at {steps}"] for steps in ("300", "600", "1,200")] == ["0.2500", "0.7500", "0.8000"]
     assert "steps to 90 %" not in cells(0.5, 0.7, 0.6, steps=(None, None, 100))  # an empty column
 
 
@@ -113,16 +123,16 @@ def test_the_pages_show_what_was_run_and_leave_the_rest_empty() -> None:
     sections = [overview(groups), *map(leaderboard.section_of, groups)]
     page = as_markdown("title", "about", sections, [])
     assert "| mixer | mqar | parity |" in page
-    assert "| lstm | 0.5000 [0.5000, 0.5000] | 0.3 |" in page
-    assert "| gru | **0.7000** | **0.2** |" in page
-    assert "| slstm | **0.7000** | |" in page
+    assert "| lstm | 0.50 (0 of 5) | 0.30 (0 of 1) |" in page
+    assert "| gru | **0.70 (0 of 1)** | **0.20 (0 of 1)** |" in page
+    assert "| slstm | **0.70 (0 of 1)** | |" in page
     assert "| guessing | 0.1000 | 1 |" in page
-    assert "| guess without order | 0.2500 | 1 |" in page
-    assert re.search(r"\| gru \| \*\*0.7000\*\* \| 1 \| 0.1000 \| 50,000 \| 320 \| 10,000 \| 100 \|", page)
+    assert "| guess without order | 0.0625 | 1 |" in page
+    assert re.search(r"\| gru \| \*\*0.7000\*\* \| 1 \| \| 0.1000 \| 50,000 \| 320 \| 10,000 \| 100 \|", page)
     assert "## text" not in page
     html = as_page("title", "about", groups, sections, notes=["note"])
     assert html.count("<table>") == 3
-    assert re.search(r'<td class="right best" data-value="0.7">0.7000 <b', html)
+    assert re.search(r'<td class="right best" data-value="0.7">0.7', html)
     assert '<th class="right" data-first="ascending"><button>parity</button>' in html
     assert "&lt;b&gt;" in html
     assert "http" not in html
@@ -148,10 +158,10 @@ def test_the_picture_has_the_scores_and_the_better_mixers_on_top() -> None:
     texts = {text.get_position(): (text.get_text(), text.get_weight()) for text in axes.texts}
     assert texts.pop((1, 2))[0]
     assert texts == {
-        (0, 0): ("0.9000", "bold"),
-        (1, 0): ("1.0000", "normal"),  # nothing to compare it with
-        (0, 1): ("0.2000", "normal"),
-        (0, 2): ("0.2500", "normal"),
+        (0, 0): ("0.90", "bold"),
+        (1, 0): ("1.00", "normal"),  # nothing to compare it with
+        (0, 1): ("0.20", "normal"),
+        (0, 2): ("0.06", "normal"),
     }
     assert "perplexities" not in colours.get_ylabel()
 

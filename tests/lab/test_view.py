@@ -348,7 +348,7 @@ def test_the_files_have_the_numbers_of_the_table(tmp_path: Path, capsys: pytest.
     assert "0.9000 *" in out
     page = (folder / "compare.md").read_text()
     assert "3 runs of 2 configurations: mqar." in page
-    assert "| attention n_heads=4 | **0.9000** | 1 | 0.1250 | 1,000 | 512 | 10,000 | 0.2500 |" in page
+    assert "| attention n_heads=4 | **0.9000** | 1 | | 0.1250 | 1,000 | 512 | 10,000 | 0.2500 |" in page
     best, other = csv.DictReader((folder / "compare.csv").read_text().splitlines())
     assert (best["configuration"], best["best"], best["option mixer.n_heads"]) == ("attention n_heads=4", "1", "4")
     assert (other["seeds"], other["runs"], other["best"]) == ("0 1", "2", "0")

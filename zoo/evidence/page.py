@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -191,7 +192,10 @@ def _draw(axes: Axes, panel: Panel) -> None:
                 [max(end, panel.lowest) if panel.log_y else end for end in ends]
                 for ends in zip(*curve.ends, strict=True)
             )
-            axes.fill_between(curve.x, low, high, color=colour, alpha=0.15, linewidth=0)
+            if curve.style == "points":
+                axes.vlines(curve.x, low, high, color=colour, alpha=0.4, linewidth=1)
+            else:
+                axes.fill_between(curve.x, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
     if panel.log_x:
         axes.set_xscale("log")
@@ -211,6 +215,8 @@ def _draw(axes: Axes, panel: Panel) -> None:
     if panel.whole_x:
         axes.xaxis.set_major_locator(whole_numbers())
     if panel.x_names:
+        for curve in panel.curves:
+            axes.plot(curve.x[:1], statistics.median(curve.y), marker="_", markersize=22, color=drawn_in[curve.label])
         axes.set_xticks(range(len(panel.x_names)), labels=panel.x_names, rotation=20)
         return
     if _named_beside(panel):
