@@ -4,8 +4,8 @@
     python benchmarks/learning.py mqar       the experiments of one table
 
 Each run is one `train.py` process, timed from its start to its end: imports, data, training, evaluation. The table
-`benchmarks/learning.md` and the summary in the README are rewritten after every run; runs that
-`benchmarks/learning.json` holds are not repeated, unless `--again` is given.
+`benchmarks/learning.md` is rewritten after every run; runs that `benchmarks/learning.json` holds are not repeated, unless
+`--again` is given.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.page import describe_machine, replace_in_page  # noqa: E402
+from benchmarks.page import describe_machine  # noqa: E402
 from benchmarks.timing import trained  # noqa: E402
 from zoo.report.files import as_json, write_atomically  # noqa: E402
 from zoo.report.markdown import table  # noqa: E402
-from zoo.report.numbers import duration  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "learning.json"
 TABLE = ROOT / "benchmarks" / "learning.md"
-README = ROOT / "README.md"
 
 
 @dataclass(frozen=True)
@@ -121,33 +119,6 @@ def render(results: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def summary(results: dict[str, dict[str, Any]]) -> str:
-    """Return a line per experiment for the README: the range over seeds, and the longest wall time."""
-    lines = [f"On {machines(results)}, whole processes from cold, imports and evaluation included:", ""]
-    rows = []
-    limits = bounds()
-    for e in EXPERIMENTS:
-        runs = [results[key] for seed in range(e.seeds) if (key := f"{e.task} {e.flags} {seed}") in results]
-        if not runs:
-            continue
-        values = [run[e.metric] for run in runs]
-        if e.metric == "accuracy":
-            found = f"accuracy {min(values):.3f} to {max(values):.3f}, chance {runs[0]['chance']:.3f}"
-        else:
-            heads = int(e.flags.split("n_heads ")[1].split()[0])
-            bound = f", bound {limits[heads]:.4f}" if heads < max(limits) else ", bound 0"
-            found = f"relative squared error {min(values):.3g} to {max(values):.3g}{bound}"
-        longest = max(run["wall_seconds"] for run in runs)
-        rows.append((e.task, e.title, f"{found} ({len(runs)} seeds)", duration(longest)))
-    return "\n".join([*lines, *table(("task", "mixer", "over the seeds", "longest run"), rows), ""])
-
-
-def publish(results: dict[str, dict[str, Any]]) -> None:
-    """Write the table, and the summary between its marks in the README."""
-    write_atomically(TABLE, render(results))
-    replace_in_page(README, "learning", summary(results))
-
-
 def main() -> None:
     """Run what is missing, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -164,8 +135,8 @@ def main() -> None:
         value, seconds = results[key][experiment.metric], results[key]["wall_seconds"]
         print(f"[{number}/{len(wanted)}] {key}: {value:.4g}, {seconds:.0f} s", flush=True)
         write_atomically(RESULTS, as_json(dict(sorted(results.items()))))
-        publish(results)
-    publish(results)
+        write_atomically(TABLE, render(results))
+    write_atomically(TABLE, render(results))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@
 
 First it runs the tests of what is timed, and measures nothing if they fail. The peers come with
 `pip install -e '.[bench]'`. Each section runs in a process of its own; its numbers go into
-`benchmarks/performance.json` as soon as they are there, with machine, commit and date, and the page and the README's
-table are made anew from that file; `--help` says how long each section took when it was last measured.
+`benchmarks/performance.json` as soon as they are there, with machine, commit and date, and the pages
+are made anew from that file; `--help` says how long each section took when it was last measured.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as train.py does
 
 from benchmarks import timing  # noqa: E402
-from benchmarks.page import Section, describe_machine, render_section, replace_in_page, show  # noqa: E402
+from benchmarks.page import Section, describe_machine, render_section  # noqa: E402
 from benchmarks.sections import FULL, QUICK, SECTIONS  # noqa: E402
 from zoo.report.files import as_json, write_all  # noqa: E402
-from zoo.report.markdown import table  # noqa: E402
 
 TESTS = (
     "tests/ops/test_selective_scan.py",
@@ -39,8 +38,6 @@ TESTS = (
     "tests/project/test_peers.py",
 )
 RESULTS, PAGE, PROFILES = "benchmarks/performance.json", "docs/performance.md", "docs/profiles.md"
-SUMMARY = 9
-"""Targets at most in the README's table, the first of each section first."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,7 +100,7 @@ def describe_run() -> str:
 
 
 def publish(results: dict[str, Any], root: Path) -> None:
-    """Write both pages from `results`, and the table of targets between its marks in the README, if there is one."""
+    """Write both pages from `results`."""
     sections = {name: Section.from_plain(results[name]) for name in SECTIONS if name in results}
     parts: dict[str, list[str]] = {PAGE: [], PROFILES: []}
     for name, section in sections.items():
@@ -119,20 +116,6 @@ def publish(results: dict[str, Any], root: Path) -> None:
         title = ["# Profiles", "", "Made by `python benchmarks/performance.py --only profiles`.", ""]
         pages[PROFILES] = "\n".join([*title, *parts[PROFILES]])
     write_all(root, pages)
-    if (readme := root / "README.md").exists():
-        replace_in_page(readme, "performance", summary(sections, results))
-
-
-def summary(sections: dict[str, Section], results: dict[str, Any]) -> str:
-    """Return the targets of the comparisons with peers, for the README."""
-    shown = [
-        t for name in ("scan", "loaded", "ssd", "lti", "decode") if name in sections for t in sections[name].targets
-    ]
-    if not shown:
-        return ""
-    lines = [f"On {next(iter(results.values()))['measured'].partition(', commit')[0]}:", ""]
-    rows = [(target.what, show(target.measured), target.bound) for target in shown[:SUMMARY]]
-    return "\n".join([*lines, *table(("compared", "measured", "asked for"), rows), ""])
 
 
 if __name__ == "__main__":

@@ -99,17 +99,10 @@ def test_every_task_is_drawn_by_the_benchmark_of_tasks_at_its_length_where_it_ha
     assert task_generation.n_examples("mqar", {}) == task_generation.EXAMPLES
 
 
-def test_pages_and_readme_are_made_from_the_results(tmp_path: Path) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text("before\n<!-- performance -->\nold\n<!-- /performance -->\nafter\n")
+def test_pages_are_made_from_the_results(tmp_path: Path) -> None:
     plain = Section("About.", [], [Target("speed", 8, 9.0)]).to_plain()
     performance.publish({"scan": {"measured": "a machine, commit abc", **plain}}, tmp_path)
     assert "| speed | ≥ 8 | 9 | yes |" in (tmp_path / performance.PAGE).read_text()
-    text = readme.read_text()
-    assert text.startswith("before")
-    assert text.endswith("after\n")
-    assert "| speed | 9 | ≥ 8 |" in text
-    assert "old" not in text
 
 
 @pytest.mark.slow
