@@ -4,8 +4,8 @@
     python benchmarks/learning.py mqar       the experiments of one table
 
 Each run is one `train.py` process, timed from its start to its end: imports, data, training, evaluation. The table
-`benchmarks/learning.md` is rewritten after every run; runs that `benchmarks/learning.json` holds are not repeated, unless
-`--again` is given.
+`benchmarks/learning.md` is rewritten after every run; runs that `benchmarks/learning.json` holds are not repeated,
+unless `--again` is given.
 """
 
 from __future__ import annotations

@@ -48,8 +48,9 @@ def _panel(plot: Mapping[str, Any], title: str, rows: Sequence[Row]) -> Panel:
     if isinstance(x, list) or (x != "length" and any(math.isnan(number_of(row, x)) for row in rows)):
         told = plot.get("names", {})
         cells = {told.get(text := ", ".join(values), text): cell for values, cell in group(rows, x).items()}
-        order = [name for name in told.values() if name in cells]  # the same in every panel
-        names = tuple(order or sorted(cells, key=lambda name: median_of(cells[name], y)))
+        names = tuple(sorted(cells, key=lambda name: median_of(cells[name], y)))
+        if cells.keys() <= set(told.values()):  # one order in all panels
+            names = tuple(name for name in told.values() if name in cells)
         values = {name: [number_of(row, y) for row in cells[name]] for name in names}
         curves = [Curve(name, [at] * len(values[name]), values[name], "points") for at, name in enumerate(names)]
         x = ""
