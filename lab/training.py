@@ -328,6 +328,8 @@ class Session:
         from zoo.loading.saved import read_checkpoint
 
         trainer, options = self.trainer, {"ckpt_path": checkpoint, "weights_only": True, "verbose": False}
+        # Reading the checkpoint sets curve and seconds back to when it was written.
+        trained_points, trained_seconds, begun = dict(self.curve.points), self.elapsed.seconds, time.perf_counter()
         splits = ("test", "val") if test else ("val",)
         with _ctrl_c():
             # The curves of validation get a further point only if training, perhaps before it was resumed, left none.
@@ -344,7 +346,7 @@ class Session:
             metrics: Metrics = {split: {"accuracy": None, "loss": None, **results.get(split, {})} for split in splits}
             if test:
                 metrics["test"] |= self._test_at_lengths() | self._test_segments()
-        score, points, early = self.model.score_name, self.curve.points, self.stopped_early
+        score, points, early = self.model.score_name, self.curve.points | trained_points, self.stopped_early
         goal = None if self.data.task.spec.perplexity else level(score, self.data.chance)
         return metrics | {
             "chance": self.data.chance,
@@ -357,7 +359,7 @@ class Session:
             "converged": early or has_converged(points, score),
             "stopped_early": early,
             "step": int(read_checkpoint(checkpoint)["global_step"]),
-            "seconds": self.elapsed.seconds,
+            "seconds": max(self.elapsed.seconds, trained_seconds + time.perf_counter() - begun),
         }
 
     def _test_at_lengths(self) -> Metrics:

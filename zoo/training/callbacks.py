@@ -146,7 +146,7 @@ class Elapsed(Callback):
         return {"seconds": self.seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._earlier = state_dict["seconds"]
+        self._earlier, self._begun = state_dict["seconds"], time.perf_counter()
 
 
 class Throughput(Callback):
