@@ -74,7 +74,9 @@ def solve_in_context_regression(options: Options, inputs: list[list[float]], ask
 def solve_induction(options: Options, inputs: list[int], asked: list[int]) -> Answers:
     """Name what stands behind the first trigger, at the second."""
     first, second = (i for i, token in enumerate(inputs) if token == options["vocab_size"] - 1)
-    return {second: (inputs[first + 1], second - (first + 1))}
+    others = {i: (inputs[i + 1], -1) for i in asked if i != second}
+    assert not others or (options["train_targets"] == "every_token" and len(others) == second)
+    return others | {second: (inputs[first + 1], second - (first + 1))}
 
 
 def edges_and_questions(options: Options, inputs: list[int]) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
@@ -140,7 +142,13 @@ CASES = {
         published=[{"seq_len": 82, "d_x": 20}],
     ),
     "induction_heads": TaskCase(
-        options=st.fixed_dictionaries({"vocab_size": st.integers(3, 30), "seq_len": st.integers(3, 80)}),
+        options=st.fixed_dictionaries(
+            {
+                "vocab_size": st.integers(3, 30),
+                "seq_len": st.integers(3, 80),
+                "train_targets": st.sampled_from(["every_token", "answers"]),
+            }
+        ),
         solve=solve_induction,
         least={"seq_len": 3, "vocab_size": 3},
         published=[{}, {"seq_len": 2**20}],

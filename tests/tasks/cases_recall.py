@@ -141,6 +141,12 @@ def solve_recall(options: Options, inputs: list[int], asked: list[int]) -> Answe
     answers = {}
     if every_token_asked(options, asked, len(inputs) - 1):
         answers = {i: (inputs[i + 1], -1) for i in asked}
+    if options.get("final_query"):  # pairs, a marker, a key
+        marker, key = inputs[-2:]
+        assert marker == options["vocab_size"] - 1
+        places = [i for i in range(0, len(inputs) - 2, 2) if inputs[i] == key]
+        last = len(inputs) - 1
+        return answers | {last: (inputs[places[0] + 1], last - places[-1] - 1)}
     for first, *later in _key_positions(options, inputs).values():
         for before, i in pairwise([first, *later]):
             answers[i] = inputs[first + 1], i - (before + 1)
@@ -150,9 +156,10 @@ def solve_recall(options: Options, inputs: list[int], asked: list[int]) -> Answe
 @st.composite
 def in_context_recall_options(draw: st.DrawFn) -> Options:
     return {
-        "vocab_size": draw(st.integers(4, 40)),
+        "vocab_size": draw(st.integers(5, 40)),
         "seq_len": 2 * draw(st.integers(2, 40)),
         "train_targets": draw(TRAIN_TARGETS),
+        "final_query": draw(st.booleans()),
     }
 
 
@@ -296,8 +303,9 @@ CASES = {
         refused=[
             ({"seq_len": 127}, "seq_len must be even"),
             ({"train_targets": "all"}, "every_token, answers"),
+            ({"vocab_size": 4, "final_query": True}, "vocab_size must be an integer >= 5"),
         ],
-        published=[{}, {"vocab_size": 128}, {"seq_len": 1024}],
+        published=[{}, {"vocab_size": 128}, {"seq_len": 1024}, {"vocab_size": 19, "seq_len": 42, "final_query": True}],
     ),
     "mqar": TaskCase(
         options=mqar_options(),

@@ -113,7 +113,8 @@ def then(state: Any, element: Any, order: int) -> Any:
 
 def solve_parity(options: Options, inputs: list[int], asked: list[int]) -> Answers:
     """Count the ones."""
-    return {position: inputs[: position + 1].count(1) % 2 for position in asked}
+    answerable = prefixes_asked(options, inputs, asked, list(range(len(inputs))))
+    return {position: inputs[: position + 1].count(1) % 2 for position in answerable}
 
 
 def solve_modular_arithmetic(options: Options, inputs: list[int], asked: list[int]) -> Answers:
@@ -196,7 +197,7 @@ CASES = {
         other_length=47,
     ),
     "parity": TaskCase(
-        options=st.fixed_dictionaries({"seq_len": st.integers(1, 80)}),
+        options=st.fixed_dictionaries({"seq_len": st.integers(1, 80), "every_position": st.booleans()}),
         solve=solve_parity,
         least={"seq_len": 1},
         published=[{}, {"seq_len": 256}],

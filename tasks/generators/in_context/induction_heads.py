@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasks.base import Arrays, Task
+from tasks.base import Arrays
+from tasks.generators.every_token import EveryToken
 from tasks.generators.occurrences import most_frequent_share
 from tasks.generators.placing import LAST, fact_at, labels_at
 from tasks.spec import TaskSpec
 
 
-class InductionHeads(Task):
+class InductionHeads(EveryToken):
     """A trigger stands once among random tokens and again at the end: name the token that followed it.
 
     Definition, with V = vocab_size, L = seq_len: tokens are drawn uniformly from 0 ... V - 2. The trigger V - 1
     replaces the last one, and one at a position drawn uniformly from 0 ... L - 3. The only label, at the last position,
-    is the token after the first trigger.
+    is the token after the first trigger; with train_targets="every_token" training also labels every position with its
+    next token, which cannot be known.
 
     Source: Fu et al., "Hungry Hungry Hippos", arXiv 2212.14052, after Olsson et al., arXiv 2209.11895; the shape of Gu
     and Dao, "Mamba", arXiv 2312.00752: V = 16, trained at L = 256, tested from 2^6 to 2^20.
@@ -36,17 +38,19 @@ class InductionHeads(Task):
     Args:
         vocab_size: tokens, the trigger included.
         seq_len: length of a sequence.
+        train_targets: labels of training, "answers" or "every_token" (as the authors' code of 2212.14052 trains).
     """
 
-    def __init__(self, vocab_size: int = 16, seq_len: int = 256) -> None:
+    def __init__(self, vocab_size: int = 16, seq_len: int = 256, train_targets: str = "answers") -> None:
         self.vocab_size = self._whole("vocab_size", vocab_size, 3)
         self.seq_len = self._whole("seq_len", seq_len, 3)
+        self._keep_train_targets(train_targets)
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec.tokens(
-            self.seq_len, self.vocab_size, chance=1 / (self.vocab_size - 1), labelled=1, facts=("distance",)
-        )
+        labelled = 1 if self.train_targets == "answers" else None
+        chance = 1 / (self.vocab_size - 1)
+        return TaskSpec.tokens(self.seq_len, self.vocab_size, chance=chance, labelled=labelled, facts=("distance",))
 
     def input_text(self, token: int) -> str:
         return "!" if token == self.vocab_size - 1 else str(token)
@@ -61,5 +65,6 @@ class InductionHeads(Task):
         inputs[example, answer_places - 1] = trigger
         inputs[:, -1] = trigger
         labels = labels_at(LAST, inputs[example, answer_places][:, None], self.seq_len)
+        self._label_next(labels, inputs, False)
         distance = fact_at(LAST, self.seq_len - 1 - answer_places[:, None], self.seq_len)
         return {"inputs": inputs, "labels": labels, "distance": distance}

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
-from tasks.base import Arrays, Task
+from tasks.base import Arrays
 from tasks.generators import mad
 from tasks.generators.draws import one_of
+from tasks.generators.every_token import EveryToken
 from tasks.generators.occurrences import first_and_previous
 from tasks.spec import IGNORED, TaskSpec
 
-TRAIN_TARGETS = ("every_token", "answers")
 
-
-class MadRecall(Task):
+class MadRecall(EveryToken):
     """A sequence of keys, each followed by its value, in which keys come back.
 
     An answer is a token of the value of a key that the sequence has shown before; the last pair repeats an earlier one,
-    so that each example has an answer. Validation and test label only the answers, each at the position before it. With
-    train_targets = "every_token" (as published) training labels each position with its next token, knowable or not;
-    with "answers" it labels the answers. `spec` describes validation and test.
+    so that each example has an answer, labelled at the position before it. train_targets = "every_token" is as
+    published.
 
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures", arXiv 2403.17844 (MAD).
     """
@@ -31,23 +28,10 @@ class MadRecall(Task):
 
     vocab_size: int
     seq_len: int
-    train_targets: str
-    _training = False
-
-    def _keep_train_targets(self, train_targets: Any) -> None:
-        self.train_targets = train_targets
-        known = train_targets in TRAIN_TARGETS
-        self._demand(known, f"train_targets must be one of {', '.join(TRAIN_TARGETS)}")
 
     def _spec(self, n_values: int) -> TaskSpec:
         """Return the spec in which each answer is one of `n_values` tokens, all equally likely."""
         return TaskSpec.tokens(self.seq_len, self.vocab_size, chance=1 / n_values, facts=("distance",))
-
-    def of_split(self, split: str) -> Self:
-        """Return the task with the labels of training, or with those that are scored."""
-        task = copy.copy(self)
-        task._training = split == "train"
-        return task
 
     def _labelled(self, tokens: np.ndarray, answers: np.ndarray, distance: np.ndarray) -> Arrays:
         """Return the examples: inputs, and at each position as a label the token after it.
@@ -60,9 +44,8 @@ class MadRecall(Task):
         inputs = np.ascontiguousarray(tokens[:, : self.seq_len])
         labels = np.full(inputs.shape, IGNORED, dtype=np.int64)
         distances = np.full(inputs.shape, -1, dtype=np.int32)
+        self._label_next(labels, tokens, answers)
         n_next = tokens.shape[1] - 1
-        every_token = self._training and self.train_targets == "every_token"
-        np.copyto(labels[:, :n_next], tokens[:, 1:], where=every_token | answers[:, 1:])
         np.copyto(distances[:, :n_next], distance[:, 1:], where=answers[:, 1:], casting="same_kind")
         return {"inputs": inputs, "labels": labels, "distance": distances}
 

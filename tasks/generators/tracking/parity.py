@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasks.base import Arrays, Task
+from tasks.base import Arrays
+from tasks.generators.tracking.regular import Regular
 from tasks.spec import TaskSpec
 
 
-class Parity(Task):
+class Parity(Regular):
     """Say at every position whether the number of ones up to it, itself included, is odd.
 
     Definition: bits x_1 ... x_L, independent and fair; the label at position i is x_1 + ... + x_i modulo 2. It is the
@@ -16,8 +17,8 @@ class Parity(Task):
 
     Source: Hahn, "Theoretical Limitations of Self-Attention", arXiv 1906.06755; Grazzi et al., "Unlocking
     State-Tracking in Linear RNNs Through Negative Eigenvalues", arXiv 2411.12537, for linear recurrences, trained up to
-    length 40 and tested up to 256. Both ask for the parity of the whole sequence; here it is asked for at every
-    position, one answer a bit.
+    length 40 and tested up to 256. Both ask for the parity of the whole sequence, as every_position=False does; by
+    default it is asked for at every position, one answer a bit.
 
     Prediction: One bit of state that the input flips: an RNN or LSTM learns it and keeps it at any length; a linear
     recurrence needs an input-dependent transition with a negative eigenvalue (delta rule with beta up to 2), and with
@@ -32,18 +33,20 @@ class Parity(Task):
 
     Args:
         seq_len: length of a sequence.
+        every_position: ask at every position, instead of at the last one.
     """
 
-    def __init__(self, seq_len: int = 40) -> None:
+    def __init__(self, seq_len: int = 40, every_position: bool = True) -> None:
         self.seq_len = self._whole("seq_len", seq_len, 1)
+        self.every_position = bool(every_position)
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec.tokens(self.seq_len, 2, labelled=self.seq_len)
+        return self._regular_spec(2, np.full((self.seq_len, 2), 1 / 2))
 
     def guess_without_order(self) -> float:
         return 1.0
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         inputs = rng.integers(2, size=(n, self.seq_len))
-        return {"inputs": inputs, "labels": np.bitwise_xor.accumulate(inputs, axis=1)}
+        return {"inputs": inputs, "labels": self._asked(np.bitwise_xor.accumulate(inputs, axis=1))}
