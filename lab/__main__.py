@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from lab.experiments.command import main as experiments
 from lab.experiments.command import render as pages
+from lab.experiments.papers import main as reproduce
 from lab.view.leaderboard import main as leaderboard
 from zoo.errors import unknown
 from zoo.report.terminal import ends_unread, fail
 
-VERBS = {"experiments": experiments, "leaderboard": leaderboard, "pages": pages}
+VERBS = {"experiments": experiments, "leaderboard": leaderboard, "pages": pages, "reproduce": reproduce}
 
 HELP = """\
 usage: python -m lab VERB ...
@@ -19,6 +20,7 @@ usage: python -m lab VERB ...
   experiments  judge the experiments of configs/experiment/ by their runs; write docs/results.md
   leaderboard  run the cells that the leaderboard lacks, mixers against tasks, and write its pages
   pages        render the pages whose numbers come from docs/results.json: README.md, docs/findings.md, docs/results.md
+  reproduce    run a paper's recipe, and write its published scores and ours to docs/papers.md
 
 `python -m lab VERB --help` says more. Runs are made by train.py and sweep.py, and compared by `python -m zoo compare`.
 """

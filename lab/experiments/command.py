@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lab.experiments.judge import judge
 from lab.experiments.page import Pages, figure, pages
+from lab.experiments.papers import papers_page
 from lab.experiments.power import check_power
 from lab.experiments.record import Record, read_listed, read_records, record, register
 from lab.experiments.rows import read_rows
@@ -89,14 +90,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def render(argv: Sequence[str] | None = None) -> int:
-    """Render the pages that have numbers from docs/results.json; return 0, or 2 for a placeholder without a record."""
+    """Render the pages that have numbers from records; return 0, or 2 for a placeholder without a record."""
     parser = argparse.ArgumentParser(
         "python -m lab pages",
-        description="Render README.md's findings, docs/findings.md and docs/results.md from docs/results.json.",
+        description="Render README.md's findings and docs/findings.md, results.md and papers.md from their records.",
     )
     parser.parse_args(argv)
     try:
-        written = write_all(ROOT, pages(read_records(ROOT / "docs" / STORED)))
+        docs = ROOT / "docs"
+        files = pages(read_records(docs / STORED))
+        files["docs/papers.md"] = papers_page(read_records(docs / "papers.json"))
+        written = write_all(ROOT, files)
     except (ValueError, ImportError, OSError) as error:
         return fail("lab pages", error, 2)
     for file in written:

@@ -182,7 +182,7 @@ class Pages:
     def _spec(self, name: str) -> Spec:
         return read_spec(name, self.records[name]["setting"])
 
-    def render(self, template: str) -> str:
+    def render(self, template: str, **context: Any) -> str:
         """Return the text of a template of docs/templates.
 
         Raises:
@@ -192,7 +192,7 @@ class Pages:
 
         dropped = yaml.safe_load(DROPPED.read_text(encoding="utf-8"))
         try:
-            return self.jinja.get_template(template).render(dropped=dropped)
+            return self.jinja.get_template(template).render(dropped=dropped, **context)
         except require_extra("jinja2").TemplateError as error:
             raise UsageError(f"{template}: {error}") from None
 

@@ -56,6 +56,8 @@ class Spec:
         plots: the panels of its figure.
         found: what came out, a sentence or two with placeholders; no part of what is frozen.
         effect: name of the check that the page shows first.
+        recipe: of a paper, how its runs are made and where they depart from the authors'.
+        published: of a paper, its tables (`lab.experiments.papers`).
     """
 
     experiment: Experiment
@@ -67,6 +69,8 @@ class Spec:
     plots: Sequence[Mapping[str, Any]]
     found: str
     effect: str
+    recipe: str = ""
+    published: Sequence[Mapping[str, Any]] = ()
 
     @property
     def name(self) -> str:
@@ -104,7 +108,7 @@ def list_specs() -> dict[str, str]:
         UsageError: a file that cannot be read.
     """
     found = {file.stem: read_mapping(file) for file in sorted(EXPERIMENTS.glob("*.yaml"))}
-    return {name: _text(values.get("question")) for name, values in found.items() if "checks" in values}
+    return {name: text_of(values.get("question")) for name, values in found.items() if "checks" in values}
 
 
 def read_spec(name: str, setting: str | None = None) -> Spec:
@@ -115,27 +119,37 @@ def read_spec(name: str, setting: str | None = None) -> Spec:
         UsageError: a file that cannot be read, a key, verb or probe that there is not.
     """
     file = EXPERIMENTS / f"{name}.yaml"
-    if not file.is_file() or "checks" not in (values := read_mapping(file)):
+    if not file.is_file() or "checks" not in read_mapping(file):
         raise UnknownNameError(unknown("experiment", name, list_specs()))
-    experiment = read_experiment(file, setting)
-    over = values.get("settings", {}).get(setting) or {}
+    return spec_of(file, setting)
+
+
+def spec_of(file: Path, setting: str | None = None) -> Spec:
+    """Read the file of an experiment or of a paper in one of its settings, by default the file's own.
+
+    Raises:
+        UsageError: a file that cannot be read, a key, verb or probe that there is not.
+    """
+    values, experiment = read_mapping(file), read_experiment(file, setting)
+    over = values.get("settings", {}).get(experiment.setting) or {}
     given = {key: over.get(key, values.get(key)) for key in JUDGED}
     for probe in given["probes"] or ():
         if probe not in PROBES:
             raise UsageError(f"{file}: {unknown('probe', probe, PROBES)}")
     plots = given["plot"] if isinstance(given["plot"], list) else [given["plot"]] if given["plot"] else []
     for plot in plots:
-        _check_keys(f"{file}: plot", plot, PLOT_KEYS)
+        check_keys(f"{file}: plot", plot, PLOT_KEYS)
     checks: dict[str, Any] = given["checks"] or {}
     for key, check in checks.items():
         _check_check(f"{file}: check {key}", check, checks)
-    texts = {key: _text(given[key]) for key in ("question", "source", "refuted_by", "found", "effect")}
-    return Spec(experiment, **texts, probes=tuple(given["probes"] or ()), checks=checks, plots=plots)
+    texts = {key: text_of(given[key]) for key in ("question", "source", "refuted_by", "found", "effect", "recipe")}
+    kept = {"checks": checks, "plots": plots, "published": given["published"] or ()}
+    return Spec(experiment, **texts, probes=tuple(given["probes"] or ()), **kept)
 
 
 def _check_check(source: str, check: Any, others: Mapping[str, Any]) -> None:
     """Check the keys of a check and of the controls in it."""
-    _check_keys(source, check, KEYS)
+    check_keys(source, check, KEYS)
     for kinds, least in ((REGIONS, 1), (QUANTITIES, 0)):
         if not least <= sum(key in check for key in kinds) <= 1:
             wanted = "exactly one" if least else "at most one"
@@ -148,7 +162,12 @@ def _check_check(source: str, check: Any, others: Mapping[str, Any]) -> None:
             _check_check(f"{source}: control", control, others)
 
 
-def _check_keys(source: str, values: Any, valid: Sequence[str]) -> None:
+def check_keys(source: str, values: Any, valid: Sequence[str]) -> None:
+    """Refuse what is no mapping, and a key that is not valid.
+
+    Raises:
+        UsageError: either of these.
+    """
     if not isinstance(values, Mapping):
         raise UsageError(f"{source}: expected a mapping, got {values!r}")
     for key in values:
@@ -169,5 +188,6 @@ def cells_of(check: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield from product({column: values_of("each", column, values) for column, values in grid.items()})
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """Return a text of a file on one line; empty for none."""
     return " ".join(str(value or "").split())

@@ -17,7 +17,7 @@ import yaml
 
 from lab import __main__ as application
 from lab.config import parse
-from lab.experiments import command, record, spec
+from lab.experiments import command, papers, record, spec
 from lab.experiments.judge import fitted_limit, judge
 from lab.experiments.page import Pages, pages, panels
 from lab.experiments.probes import PROBES, measure
@@ -292,6 +292,8 @@ def test_a_record_is_reproduced_from_its_runs(name: str) -> None:
 
 def test_every_page_renders_and_a_placeholder_needs_its_record() -> None:
     assert set(pages(RECORDS)) == {"README.md", "docs/findings.md", "docs/results.md"}
+    for kept in (read_records(ROOT / "docs" / "papers.json"), {}):
+        assert all(f"## {name}" in papers.papers_page(kept) for name in papers.list_papers())
     with pytest.raises(UsageError, match="head_count"):
         pages({name: kept for name, kept in RECORDS.items() if name != "head_count"})
     with pytest.raises(UsageError, match="k=4, H=9"):
@@ -494,3 +496,80 @@ def test_a_real_sweep_is_judged(folder: Path) -> None:
     assert math.isfinite(read_records(folder / "out" / "results.json")["own"]["checks"][0]["value"])
     text = (folder / "out" / "results" / "own.csv").read_text(encoding="utf-8")
     assert {row["option mixer.name"] for row in csv.DictReader(io.StringIO(text))} == {"lstm", "attention"}
+
+
+# Papers
+
+PAPER = """
+question: Which learns?
+source: someone
+fixed: {task: parity, task.seq_len: 4, task.fresh: true, task.n_train: 8, task.n_val: 8, task.n_test: 8, d_model: 8,
+        task.test_lengths: [8, 16], batch_size: 8, figures_every: 0, trainer: {max_steps: 2, accelerator: cpu}}
+setting: small
+settings: {small: {grid: {mixer: [lstm, gru], seed: 0}}}
+published:
+  - title: Table 1
+    n_test: 100
+    cells: {a: {value: 0.3, mixer.name: a}, low: {value: 0.62, mixer.name: a}, none: {value: 1.0}}
+  - title: Scaled
+    metric: [accuracy@8, accuracy@16]
+    chance: 0.5
+    where: {seed: "< 5"}
+    cells: {a: {value: 0.5, spread: 0.2, mixer.name: a}, b: {value: 0.1, spread: 0.0, mixer.name: b},
+            gone: {value: 0, mixer.name: c}}
+"""
+
+
+@pytest.fixture
+def paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with one paper."""
+    monkeypatch.setattr(papers, "PAPERS", tmp_path)
+    (tmp_path / "own.yaml").write_text(PAPER, encoding="utf-8")
+    return tmp_path
+
+
+def test_a_published_score_is_compared_with_ours(paper: Path) -> None:
+    at = {f"test/at_length/{n}/accuracy": [x + n / 1000 for x in LATER] for n in (8, 16)}
+    rows = rows_of(a={"test/accuracy": GROWING, **at}, b={"test/accuracy": GROWING, **at})
+    found = papers.read_paper("own")
+    checks = {cell.name: cell.compare(rows) for cell in papers.published_cells(found)}
+    assert checks["Scaled: a"].value == pytest.approx(2 * (0.75 + 0.012) - 1)
+    words = [line[-1] for lines in papers.tables(found, checks).values() for line in lines]
+    # 0.62 of 100 answers may be 0.52, which is above the whole of 0.1 to 0.5
+    assert words == ["within", "**lower**", "no such mixer here", "within", "**higher**", "not run"]
+
+
+@pytest.mark.parametrize(("argv", "key"), [(["owm"], "own"), (["own", "--setting", "large"], "small")])
+def test_a_paper_that_is_not_there_is_one_line(
+    argv: list[str], key: str, paper: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert papers.main([*argv, "--out", str(paper / "out")]) == 2
+    assert key in error_line(capsys, "lab reproduce")
+    assert not (paper / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_paper_is_reproduced_and_the_same_command_finds_its_runs(
+    paper: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["own", "--run_dir", str(paper / "runs"), "--slots", "1", "--out", str(paper / "out")]
+    assert papers.main(argv) == papers.main(argv) == 0
+    assert "all 2 are done" in capsys.readouterr().out
+    assert (paper / "out" / "papers" / "own.csv").read_text("utf-8").count("\n") == 3
+    assert "own" in read_records(paper / "out" / "papers.json")
+    assert "Which learns?" in (paper / "out" / "papers.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", papers.list_papers())
+def test_every_published_cell_is_about_runs_that_train_takes(name: str) -> None:
+    for setting in ("small", "full") if name != "parity_ssm" else ("full",):
+        found = papers.read_paper(name, setting)
+        runs = [
+            {"seed": "0", **{key: plain(value) for key, value in run_of(configuration.command.config).options.items()}}
+            for configuration, _ in expand(found.experiment, Path("runs"))
+        ]
+        columns = {key: "" for run in runs for key in run}
+        conditions = [cell.where for cell in papers.published_cells(found) if cell.where is not None]
+        about = [len(papers.select([columns | run for run in runs], where)) for where in conditions]
+        assert max(about) == 1  # one configuration for each cell
+        assert setting == "small" or min(about) == 1

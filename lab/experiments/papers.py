@@ -1,0 +1,208 @@
+"""Command `python -m lab reproduce`: run a paper's recipe, and show its published scores beside ours."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from lab.experiments.page import Pages
+from lab.experiments.record import Record, read_listed, read_records
+from lab.experiments.rows import Row, UnknownColumnError, read_rows, samples, select
+from lab.experiments.spec import ROOT, Spec, check_keys, spec_of, text_of
+from lab.plain import read_mapping
+from lab.sweep.sweep import main as sweep
+from zoo.errors import UnknownNameError, unknown
+from zoo.evidence import Check, paired, within
+from zoo.evidence.page import check_record
+from zoo.report.files import as_json, finite, write_all
+from zoo.report.numbers import number
+from zoo.report.terminal import fail, listing, make_console, make_table
+
+PAPERS = ROOT / "configs" / "paper"
+CELL_KEYS = ("value", "spread")
+PROGRAM, PAGE, STORED = "lab reproduce", "papers.md", "papers.json"
+TABLE_KEYS = ("title", "metric", "chance", "n_test", "where", "cells")
+HEADINGS = ("model", "published", "ours", "95 % interval", "judged")
+HELP = """\
+A paper is one file of configs/paper: the runs as for sweep.py, and the published scores. A cell is beyond if our 95 %
+interval over seeds lies outside what is published, with its rounding and the sampling error of its test set. The same
+command resumes the runs. Without a name the papers are listed.
+
+Exit status: 0 when all runs are done, 1 when some failed, 2 for a command that is not valid, 130 when interrupted.
+
+papers:
+"""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A published score, and the runs that reproduce it.
+
+    Attributes:
+        table: title of the published table.
+        model: name of its row.
+        published: the score as it is printed, "–" without one.
+        low: least score that the published one stands for.
+        high: largest such score.
+        metrics: columns of the list of runs whose mean is compared.
+        chance: accuracy that a scaled score counts as zero; 0 for plain accuracies.
+        where: conditions on the runs; None if no mixer here is the paper's.
+    """
+
+    table: str
+    model: str
+    published: str
+    low: float
+    high: float
+    metrics: tuple[str, ...]
+    chance: float
+    where: Mapping[str, Any] | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.table}: {self.model}"
+
+    def compare(self, rows: Sequence[Row]) -> Check:
+        """Return the median of our runs with its interval, and what is published as the region."""
+        try:
+            chosen = select(rows, self.where) if self.where is not None else []
+        except UnknownColumnError:  # the runs so far do not differ in it
+            chosen = []
+        measured = [samples(chosen, metric) for metric in self.metrics]
+        scaled = paired(lambda *each: (fmean(each) - self.chance) / (1 - self.chance), *measured)
+        return within(self.name, scaled, self.low, self.high)
+
+
+def list_papers() -> dict[str, str]:
+    """Return the question of each paper by its name."""
+    return {file.stem: text_of(read_mapping(file).get("question")) for file in sorted(PAPERS.glob("*.yaml"))}
+
+
+def read_paper(name: str, setting: str | None = None) -> Spec:
+    """Read a paper's file in one of its settings.
+
+    Raises:
+        UnknownNameError: no such paper.
+        UsageError: a file that cannot be read, unknown keys.
+    """
+    file = PAPERS / f"{name}.yaml"
+    if not file.is_file():
+        raise UnknownNameError(unknown("paper", name, list_papers()))
+    return spec_of(file, setting)
+
+
+def published_cells(paper: Spec) -> list[Cell]:
+    """Return the cells of a paper's tables.
+
+    Raises:
+        UsageError: an unknown key of a table.
+    """
+    return [cell for table in paper.published for cell in _cells(f"{paper.name}: published", table)]
+
+
+def _cells(source: str, table: Mapping[str, Any]) -> list[Cell]:
+    check_keys(source, table, TABLE_KEYS)
+    metric, chance = table.get("metric", "accuracy"), table.get("chance", 0.0)
+    metrics = tuple(metric) if isinstance(metric, list) else (metric,)
+    found = []
+    for model, given in table["cells"].items():
+        where = {key: value for key, value in given.items() if key not in CELL_KEYS}
+        region = _region(given["value"], given.get("spread"), table.get("n_test"), chance)
+        published = f"{given['value']} ± {given['spread']}" if "spread" in given else str(given["value"])
+        conditions = {**table.get("where", {}), **where} if where else None
+        found.append(Cell(table["title"], model, published, *region, metrics, chance, conditions))
+    return found
+
+
+def _region(value: float, spread: float | None, n_test: int | None, chance: float) -> tuple[float, float]:
+    """Return the ends of what a published score stands for: its spread over runs, else the error of its test set."""
+    if spread is not None:
+        return value - spread, value + spread
+    if n_test is None:
+        return value, value
+    from zoo.evidence.interval import of_share
+
+    found = of_share(round((chance + value * (1 - chance)) * n_test), n_test)
+    low, high = ((end - chance) / (1 - chance) for end in found[1:])
+    return min(low, value), max(high, value)
+
+
+def judged(cell: Cell, check: Check) -> str:
+    """Return the difference in a word: within, higher or lower; why not, without enough runs."""
+    if cell.where is None:
+        return "no such mixer here"
+    if not check.seeds:
+        return "not run"
+    if check.reason:
+        return f"undecided: {check.reason}"
+    return "within" if check.verdict != "fails" else "**higher**" if check.value > check.high else "**lower**"
+
+
+def tables(paper: Spec, checks: Mapping[str, Check]) -> dict[str, list[tuple[str, ...]]]:
+    """Return the rows of each table by its title; see `HEADINGS`."""
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for cell in published_cells(paper):
+        check = checks[cell.name]
+        ours = (number(check.value), check.interval_text) if check.seeds else ("–", "–")
+        found.setdefault(cell.table, []).append((cell.model, cell.published, *ours, judged(cell, check)))
+    return found
+
+
+def papers_page(records: Mapping[str, Record]) -> str:
+    """Return docs/papers.md from the stored records; a paper without one shows what is published."""
+    pages, shown = Pages(records), []
+    for name in list_papers():
+        record = records.get(name, {})
+        paper = read_paper(name, record.get("setting"))
+        measured = {each["quantity"]: pages.check(name, each["quantity"]) for each in record.get("checks", ())}
+        checks = {cell.name: measured.get(cell.name) or cell.compare([]) for cell in published_cells(paper)}
+        found = pages.jinja.from_string(paper.found).render()
+        shown.append({"paper": paper, "record": record, "tables": tables(paper, checks), "found": found})
+    return pages.render(f"{PAGE}.j2", papers=shown, headings=HEADINGS)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Carry out a command line; see HELP for the exit status."""
+    parser = argparse.ArgumentParser(
+        f"python -m {PROGRAM}",
+        description="Run a paper's recipe; write its published scores and ours to docs/papers.md.",
+        epilog="\n".join([HELP.rstrip(), *listing(list_papers())]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("name", nargs="?", metavar="NAME", help="paper; default: list them")
+    add("--setting", help="setting in the paper's file; default: the file's own")
+    add("--run_dir", type=Path, default=Path("runs"), metavar="DIR", help="where the runs are kept (runs)")
+    add("--slots", metavar="N", help="runs at a time; default: the GPUs, or the cores")
+    add("--out", type=Path, default=ROOT / "docs", metavar="DIR", help="where the page goes (docs)")
+    arguments = parser.parse_args(argv)
+    if arguments.name is None:
+        print("\n".join(listing(list_papers(), "")))
+        return 0
+    try:
+        paper = read_paper(arguments.name, arguments.setting)
+        flags = ["--setting", str(paper.experiment.setting), "--run_dir", str(arguments.run_dir)]
+        flags += ["--slots", arguments.slots] if arguments.slots else []
+        status = sweep([str(PAPERS / f"{paper.name}.yaml"), *flags])
+        if status == 2:
+            return status
+        records, kept = read_records(arguments.out / STORED), f"papers/{paper.name}.csv"
+        listed = read_listed(paper, arguments.run_dir, arguments.out / kept, {})
+        rows = read_rows(listed.text, paper.experiment.fixed) if listed.text else []
+        checks = {cell.name: cell.compare(rows) for cell in published_cells(paper)}
+        measured = [check_record(check) for check in checks.values() if check.seeds]
+        setting = {"setting": paper.experiment.setting, "missing": listed.missing}
+        records[paper.name] = finite({**setting, **listed.origin, "checks": measured})
+        files = {STORED: as_json(records), PAGE: papers_page(records)} | ({kept: listed.text} if rows else {})
+        written = write_all(arguments.out, files)
+    except (ValueError, ImportError, OSError) as error:
+        return fail(PROGRAM, error, 2)
+    for title, lines in tables(paper, checks).items():
+        make_console().print(make_table(HEADINGS, lines, "lrrrl", title=title))
+    for file in written:
+        print(file)
+    return status
