@@ -119,7 +119,7 @@ def name_lines(axes: Axes) -> None:
             near: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "center"}
             axes.annotate(name, (x, y), (6, 0), color=line.get_color(), fontsize=_NAME, **near)
     beside.sort(key=lambda each: each[:2])
-    gap = 1.3 * _NAME / 72 / (axes.get_position().height * axes.figure.get_size_inches()[1])
+    gap = 1.3 * _NAME / 72 / (axes.bbox.height / axes.figure.dpi)
     places: list[float] = []
     for y, *_ in beside:
         places.append(max(y, places[-1] + gap) if places else y)
