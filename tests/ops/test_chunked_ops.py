@@ -12,10 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
+from tests import slow
 from tests.cases import draw
 from tests.tolerances import assert_close, tolerance
 from zoo import create_mixer
-from zoo.ops.chunked import decayed_states, segment_sums
+from zoo.ops import transforms
+from zoo.ops.carry import decayed_states, erased_states
+from zoo.ops.chunked import segment_sums
 from zoo.ops.delta_rule import delta_rule, unit_length
 from zoo.ops.dplr import dplr
 from zoo.ops.linear_recurrence import linear_recurrence
@@ -113,6 +116,20 @@ RECURRENCES = {
     ),
 }
 EACH = pytest.mark.parametrize("name", RECURRENCES)
+ON_CUDA = pytest.mark.parametrize("road", ["cuda"], indirect=True)
+ALL_ROADS = pytest.mark.parametrize("road", ["cpu", "cuda", "mps"], indirect=True)
+
+
+@pytest.fixture
+def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Send tensors down the road of a device: Triton's kernels on CUDA, pairs of chunks elsewhere and in float64.
+
+    Returns the device that float32 tensors belong on: CUDA where it is here, else Triton interprets its kernels.
+    """
+    if request.param == "cuda":
+        pytest.importorskip("triton")
+    monkeypatch.setattr(transforms, "_device_type", lambda t: request.param)
+    return "cuda" if request.param == "cuda" and torch.cuda.is_available() else "cpu"
 
 
 def leaves(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -127,38 +144,56 @@ def test_chunks_are_the_loop(name: str, seq_len: int, generator: torch.Generator
     assert_close(each.op(*given), each.loop(*given))
 
 
-@pytest.mark.parametrize("seq_len", [1, 5, 70])  # 70: more than one chunk
+@pytest.mark.parametrize("seq_len", [1, 2, 7, 63, 100])
+@ON_CUDA
 @EACH
-def test_gradients(name: str, seq_len: int, generator: torch.Generator) -> None:
+def test_kernels_have_the_numbers_and_gradients_of_the_loop(
+    name: str, road: str, seq_len: int, generator: torch.Generator
+) -> None:
+    assert_float32_is_the_loop(name, seq_len, generator, road)
+
+
+@pytest.mark.parametrize(
+    ("road", "seq_len"), [("cpu", 1), ("cpu", 5), ("cpu", 70), ("cuda", 130)], indirect=["road"]
+)  # 70: more than one chunk; 130: an odd number of them
+@EACH
+def test_gradients(name: str, road: str, seq_len: int, generator: torch.Generator) -> None:
     each = RECURRENCES[name]
     assert gradcheck(each.op, leaves(each.draw(generator, seq_len)), fast_mode=True)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("road", ["cpu", "cuda"], indirect=True)
 @EACH
-def test_second_derivatives(name: str, generator: torch.Generator) -> None:
+def test_second_derivatives(name: str, road: str, generator: torch.Generator) -> None:
     each = RECURRENCES[name]
     assert gradgradcheck(each.op, leaves(each.draw(generator, 40)), fast_mode=True)
 
 
 @pytest.mark.slow
+@ALL_ROADS
 @EACH
-def test_float32_loses_nothing_to_decays_of_all_sizes(name: str, generator: torch.Generator) -> None:
+def test_float32_loses_nothing_to_decays_of_all_sizes(name: str, road: str, generator: torch.Generator) -> None:
     """Steps that clear the state stand beside steps that hardly change it: sums before them must not cost digits."""
+    assert_float32_is_the_loop(name, 300, generator, road)
+
+
+def assert_float32_is_the_loop(name: str, seq_len: int, generator: torch.Generator, device: str) -> None:
     each = RECURRENCES[name]
-    wide = leaves(each.draw(generator, 300))
+    wide = leaves(each.draw(generator, seq_len))
     results = []
-    for function, given in ((each.loop, wide), (each.op, leaves(t.float() for t in wide))):
+    for function, given in ((each.loop, wide), (each.op, leaves(t.float().to(device) for t in wide))):
         outputs = function(*given)
         loss = sum(o.square().sum() for o in outputs)
         results.append([*outputs, *torch.autograd.grad(loss, given)])
     for exact, rounded in zip(*results, strict=True):
         assert rounded.dtype == torch.float32
-        assert (rounded.double() - exact).norm() <= tolerance(torch.float32)["rtol"] * exact.norm()
+        assert (rounded.cpu().double() - exact).norm() <= tolerance(torch.float32)["rtol"] * exact.norm()
 
 
+@ALL_ROADS
 @EACH
-def test_a_decay_that_clears_everything_is_no_nan(name: str, generator: torch.Generator) -> None:
+def test_a_decay_that_clears_everything_is_no_nan(name: str, road: str, generator: torch.Generator) -> None:
     each = RECURRENCES[name]
     given = each.draw(generator, 70)
     place = each.arguments.split().index("log_decay")
@@ -184,8 +219,11 @@ def test_a_logarithm_of_minus_infinity_clears_the_state(
 # The state between chunks.
 
 
+@pytest.mark.parametrize("road", ["cpu", "cuda"], indirect=True)
 @pytest.mark.parametrize("kind", [torch.float64, torch.complex128])
-def test_the_state_between_chunks_differentiates_twice(kind: torch.dtype, generator: torch.Generator) -> None:
+def test_the_state_between_chunks_differentiates_twice(
+    kind: torch.dtype, road: str, generator: torch.Generator
+) -> None:
     shapes = ((1, 2, 2, 2), (1, 1, 3, 2, 1), (1, 2, 3, 2, 2))  # state, decay shared by heads and values, written
     given = [torch.randn(shape, generator=generator, dtype=kind, requires_grad=True) for shape in shapes]
     assert gradcheck(decayed_states, given)
@@ -195,6 +233,47 @@ def test_the_state_between_chunks_differentiates_twice(kind: torch.dtype, genera
     for c in range(3):
         state = decay[:, :, c] * state + written[:, :, c]
     assert_close((final.detach() - state).abs(), torch.zeros(state.shape))
+
+
+@pytest.mark.parametrize(
+    ("chunks", "d_key", "d_value", "size"),
+    [(1, 3, 4, 5), (2, 70, 5, 33), (7, 4, 37, 1), (5, 1, 1, 2), slow(3, 64, 32, 64)],
+)
+@pytest.mark.parametrize("kind", ["erased", "decayed", "complex"])
+@pytest.mark.parametrize("road", ["cuda", "mps"], indirect=True)
+def test_any_shape_and_stride_of_states_between_chunks(
+    kind: str, chunks: int, d_key: int, d_value: int, size: int, road: str, generator: torch.Generator
+) -> None:
+    """In float32, against the loop over chunks in float64; decays are zero, one, and between."""
+
+    def drawn(*shape: int) -> Tensor:  # laid out with the third axis last
+        dtype = torch.complex128 if kind == "complex" else torch.float64
+        return torch.randn(*shape[:2], *shape[3:], shape[2], generator=generator, dtype=dtype).movedim(-1, 2)
+
+    shared = {
+        "erased": (2, 2, chunks, d_key, 1),
+        "decayed": (1, 2, chunks, 1, d_value),
+        "complex": (2, 1, chunks, 1, 1),
+    }
+    decay = (2 * torch.rand(shared[kind], generator=generator, dtype=torch.float64) - 0.5).clamp(0, 1)
+    given = [drawn(2, 2, d_key, d_value), decay.to(torch.complex128) if kind == "complex" else decay]
+    if kind == "erased":
+        keys, sought = (drawn(2, 2, chunks, size, d_key) / (d_key * size) ** 0.5 for _ in range(2))
+        given += [keys.mT, sought, drawn(2, 2, chunks, size, d_value)]
+    else:
+        given.append(drawn(2, 2, chunks, d_key, d_value))
+    op = erased_states if kind == "erased" else decayed_states
+    narrow = leaves(t.to(road, torch.complex64 if kind == "complex" else torch.float32) for t in given)
+    found = op(*narrow)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transforms, "_device_type", lambda t: "cpu")
+        exact = op(*(wide := leaves(given)))
+        seeds = [torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in exact]
+        expected = [*exact, *torch.autograd.grad(exact, wide, seeds)]
+    found = [*found, *torch.autograd.grad(found, narrow, [s.to(f) for s, f in zip(seeds, found, strict=True)])]
+    for mine, right in zip(found, expected, strict=True):
+        assert mine.dtype == narrow[0].dtype
+        assert (mine.cpu() - right).norm() <= 1e-6 * right.norm()
 
 
 def test_segment_sums_do_not_remember_what_went_before() -> None:

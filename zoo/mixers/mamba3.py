@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
-from zoo.ops.activation import heavy_tail, silu_gate
+from zoo.ops.activation import heavy_tail, rms_norm, silu_gate
 from zoo.ops.attention import gated_rank
 from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.step_size import draw_step_bias
@@ -123,7 +123,7 @@ class Mamba3(SequenceMixer):
             raise ValueError(f"n_heads={self.n_heads} (d_inner / d_head) is not divisible by n_groups={n_groups}")
         self.angles, self.dt_min, self.dt_max = d_state // per_angle, dt_min, dt_max
         directions = rank * n_groups * d_state
-        self.widths = (self.d_inner, self.d_inner, directions, directions, 3 * self.n_heads, self.angles)
+        self.widths = (self.d_inner, self.d_inner, 2 * directions, 3 * self.n_heads, self.angles)
         self.in_proj = nn.Linear(d_model, sum(self.widths), bias=False)
         self.dt_bias = nn.Parameter(torch.empty(self.n_heads))
         self.B_norm, self.C_norm = RMSNorm(d_state), RMSNorm(d_state)
@@ -156,22 +156,21 @@ class Mamba3(SequenceMixer):
         )
 
     def mix(self, x: Tensor, state: Mamba3State, lengths: Tensor | None) -> tuple[Tensor, Mamba3State]:
-        z, u, B, C, steps, theta = self.in_proj(x).to(state.h.dtype).split(self.widths, dim=2)
+        z, u, directions, steps, theta = self.in_proj(x).to(state.h.dtype).split(self.widths, dim=2)
         z, u = (rearrange(t, "batch seq (head d) -> batch head seq d", d=self.d_head) for t in (z, u))
         dt, log_decay, now = self._steps(steps, lengths)
         angle = advance_angles(math.pi * torch.tanh(theta).unsqueeze(1) * dt.unsqueeze(3), state.angle)
-        q = coefficient(rotate_pairs(self._directions(C, self.C_norm, self.C_bias), angle))
-        k = coefficient(rotate_pairs(self._directions(B, self.B_norm, self.B_bias), angle))
+        k, q = (coefficient(t) for t in rotate_pairs(self._directions(directions), angle).unbind(0))
         log_decay, before, now = coefficient(log_decay), coefficient(dt - now), coefficient(now)
 
         k, u = torch.cat((state.k.unsqueeze(2), k), dim=2), torch.cat((state.u.unsqueeze(2), u), dim=2)
-        v, gate, readout = u.unsqueeze(3), z.unsqueeze(3), 1.0
+        v, gate, readout = u.unsqueeze(3), z.unsqueeze(3), None
         if self.rank_mix is not None:
             of_u, of_z, readout = self.rank_mix.to(u.dtype).unsqueeze(2).unbind(0)
             v, gate = of_u * v, of_z * gate
         y, h = trapezoidal_ssd(q, k, v, log_decay, before, now, state.h)
-        y = y + self.D.view(-1, 1, 1, 1) * v[:, :, 1:]
-        y = (readout * silu_gate(gate, y)).sum(3)
+        y = silu_gate(gate, torch.addcmul(y, self.D.to(y.dtype).view(-1, 1, 1, 1), v[:, :, 1:]))
+        y = y.squeeze(3) if readout is None else (readout * y).sum(3)
 
         k, u = (t[:, :, -1] if lengths is None else _at(t, lengths) for t in (k, u))
         return self.out_proj(rearrange(y, "batch head seq d -> batch seq (head d)").to(x.dtype)), Mamba3State(
@@ -187,10 +186,13 @@ class Mamba3(SequenceMixer):
         (dt,) = without_padding(lengths, dt)
         return dt, -dt * _RATE_MAPS[self.rate_map](rate).clamp(min=_RATE_FLOOR), dt * torch.sigmoid(trap)
 
-    def _directions(self, t: Tensor, norm: RMSNorm, bias: Tensor) -> Tensor:
-        """B or C of each head, normed and shifted: (batch, n_heads, seq, rank, d_state)."""
-        t = norm(t.unflatten(2, (self.rank, self.n_groups, self.d_state)))
-        return t.repeat_interleave(self.n_heads // self.n_groups, 3).permute(0, 3, 1, 2, 4) + bias.unsqueeze(1)
+    def _directions(self, t: Tensor) -> Tensor:
+        """B and C of each head, normed and shifted: (2, batch, n_heads, seq, rank, d_state)."""
+        t = t.unflatten(2, (2, self.rank, self.n_groups, self.d_state))
+        weight = torch.stack((self.B_norm.weight, self.C_norm.weight)).view(2, 1, 1, self.d_state)
+        t = rms_norm(t, weight, self.B_norm.eps).repeat_interleave(self.n_heads // self.n_groups, 4)
+        bias = torch.stack((self.B_bias, self.C_bias)).view(2, 1, self.n_heads, 1, self.rank, self.d_state)
+        return rearrange(t, "batch seq two rank head n -> two batch head seq rank n") + bias
 
 
 def _at(t: Tensor, lengths: Tensor) -> Tensor:

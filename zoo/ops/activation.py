@@ -69,7 +69,7 @@ def heavy_tail(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     A rate that training may drive far below zero keeps a gradient, where softplus decays exponentially
     (state-spaces/mamba, commit c69aaab).
     """
-    return torch.where(u >= 0, 1 + u, 1 / (1 - u.clamp(max=0)))
+    return (1 + F.relu(u)) / (1 - u.clamp(max=0))
 
 
 def rms_norm(

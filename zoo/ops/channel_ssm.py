@@ -9,7 +9,7 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from zoo.cores import core
-from zoo.ops.chunked import decayed_states
+from zoo.ops.carry import decayed_states
 from zoo.ops.diagonal import powers
 from zoo.ops.precision import full_precision
 from zoo.ops.time import right_align

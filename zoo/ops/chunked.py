@@ -1,8 +1,6 @@
-"""Shared parts of chunked recurrences: the sequence in chunks, decays between positions, the state between chunks."""
+"""Shared parts of chunked recurrences: the sequence in chunks, and decays between positions."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +8,6 @@ from jaxtyping import Float, Inexact
 from torch import Tensor
 
 from zoo.ops.precision import widest
-from zoo.ops.transforms import followed
 
 # Below the logarithm of the smallest number of any type: the exponential is exactly zero.
 _CLEARED = -1e3
@@ -40,8 +37,12 @@ def chunk_decays(
 
     Every sum consists of its own steps, so that none loses digits to others. Entries above the diagonal are zero.
     """
-    until_end = F.pad(step[..., 1:], (0, 1)).flip(-1).cumsum(-1).flip(-1)
-    return segment_sums(step).exp(), step.cumsum(-1).exp(), until_end.exp()
+    if widest(step.device) == step.dtype:
+        until_end = F.pad(step[..., 1:], (0, 1)).flip(-1).cumsum(-1).flip(-1)
+        return segment_sums(step).exp(), step.cumsum(-1).exp(), until_end.exp()
+    total = _running_sum(step)
+    until_end = (total[..., -1:] - total).to(step.dtype)
+    return _differences(total, step.dtype).exp(), total.to(step.dtype).exp(), until_end.exp()
 
 
 def segment_sums(t: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size size"]:
@@ -51,57 +52,20 @@ def segment_sums(t: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size 
     the difference keeps more of them than float32 has, as long as no term is so negative that its exponential is zero
     anyway. Without a wider type (float64 itself, Apple's GPUs) each sum is added up by itself.
     """
-    size, wide = t.shape[-1], widest(t.device)
-    ones = torch.ones(size, size, dtype=torch.bool, device=t.device)
-    if wide != t.dtype:
-        total = t.clamp(min=_CLEARED).to(wide).cumsum(-1)
-        sums = (total.unsqueeze(-1) - total.unsqueeze(-2)).to(t.dtype)
-    else:
-        sums = t.unsqueeze(-1).expand(*t.shape, size).masked_fill(ones.triu(), 0.0).cumsum(-2)
-    return sums.masked_fill(ones.triu(1), float("-inf"))
+    if widest(t.device) != t.dtype:
+        return _differences(_running_sum(t), t.dtype)
+    size = t.shape[-1]
+    strictly_upper = torch.ones(size, size, dtype=torch.bool, device=t.device).triu(1)
+    sums = t.unsqueeze(-1).expand(*t.shape, size).masked_fill(~strictly_upper.mT, 0.0).cumsum(-2)
+    return sums.masked_fill(strictly_upper, float("-inf"))
 
 
-def decayed_states(
-    state: Inexact[Tensor, "batch heads d_key d_value"],
-    decay: Inexact[Tensor, "#batch #heads chunks #d_key #d_value"],
-    written: Inexact[Tensor, "batch heads chunks d_key d_value"],
-) -> tuple[Inexact[Tensor, "batch heads chunks d_key d_value"], Inexact[Tensor, "batch heads d_key d_value"]]:
-    """S_c = decay_c S_{c-1} + written_c, chunk after chunk.
-
-    Returns:
-        The state that enters each chunk, and the one after the last.
-    """
-    if followed():  # these derive their own backward
-        return _carry(state, decay, written)
-    return _Carry.apply(state, decay, written, False)
+def _running_sum(t: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
+    """Return the sum up to each entry in the widest type, in which differences of two sums keep float32's digits."""
+    return t.clamp(min=_CLEARED).to(widest(t.device)).cumsum(-1)
 
 
-def _carry(state: Tensor, decay: Tensor, written: Tensor, order: int = 1) -> tuple[Tensor, Tensor]:
-    entering = []
-    for a, w in zip(decay.unbind(2)[::order], written.unbind(2)[::order], strict=True):
-        entering.append(state)
-        state = torch.addcmul(w, a, state)
-    return torch.stack(entering[::order], dim=2), state
-
-
-class _Carry(torch.autograd.Function):
-    """`decayed_states`, from the last chunk to the first if `backwards`.
-
-    Its adjoint is the same recurrence the other way round, so that it can be differentiated again. Left to autograd
-    each chunk would have its own small reduction for the gradient of its decay; here one does for all.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, state: Tensor, decay: Tensor, written: Tensor, backwards: bool) -> tuple[Tensor, Tensor]:
-        entering, final = _carry(state, decay, written, -1 if backwards else 1)
-        ctx.backwards = backwards
-        ctx.save_for_backward(decay, entering)
-        return entering, final
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        decay, entering = ctx.saved_tensors
-        grad_entering, grad_final = grads
-        arriving, grad_state = _Carry.apply(grad_final, decay.conj(), grad_entering, not ctx.backwards)
-        grad_decay = (arriving * entering.conj()).sum_to_size(decay.shape) if ctx.needs_input_grad[1] else None
-        return grad_state, grad_decay, arriving, None
+def _differences(total: Float[Tensor, "*batch size"], dtype: torch.dtype) -> Float[Tensor, "*batch size size"]:
+    size = total.shape[-1]
+    sums = (total.unsqueeze(-1) - total.unsqueeze(-2)).to(dtype)
+    return sums.masked_fill(torch.ones(size, size, dtype=torch.bool, device=total.device).triu(1), float("-inf"))

@@ -7,7 +7,8 @@ from einops import rearrange
 from jaxtyping import Complex, Float, Inexact
 from torch import Tensor
 
-from zoo.ops.chunked import decayed_states, into_chunks
+from zoo.ops.carry import decayed_states
+from zoo.ops.chunked import into_chunks
 from zoo.ops.toeplitz import causal_toeplitz
 from zoo.ops.transforms import whole_in_export
 

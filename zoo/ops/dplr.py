@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from zoo.cores import core
-from zoo.ops.chunked import chunk_decays, decayed_states, halvable, into_chunks
+from zoo.ops.carry import decayed_states, erased_states
+from zoo.ops.chunked import chunk_decays, halvable, into_chunks
 from zoo.ops.precision import as_type, full_precision
-from zoo.ops.transforms import followed, loops_suffice, whole_in_export
+from zoo.ops.transforms import loops_suffice, whole_in_export
 
 CHUNK = 32  # a power of two
 
@@ -92,8 +91,7 @@ def dplr(
                 alone, from_state = _solved(scores[1][1], scores[1][0].tril(-1) @ v, reads[1])
                 alone = torch.cat((v, -alone), dim=3)
                 from_state = torch.cat((torch.zeros_like(from_state), from_state), dim=3)
-            carry = _carry if followed() else _Carry.apply
-            entering, written, final = carry(state, over_chunk, keys, from_state, alone)
+            entering, written, final = erased_states(state, over_chunk, keys, from_state, alone)
         y = _joined(scores[0], 4) @ written + reads[0] @ entering
     return y.flatten(2, 3)[:, :, :seq_len], final
 
@@ -201,45 +199,3 @@ def _scores_by_halves(
     scores = scores.squeeze(-3)
     pairs = [[scores[r, w] for w in range(n_writes)] for r in range(n_reads)]
     return pairs, list(a.squeeze(-3)), list(b.squeeze(-3)), over.squeeze(-3).mT
-
-
-def _carry(state: Tensor, decay: Tensor, keys: Tensor, w: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """u_c - w_c S_c, which chunk c writes, and S_{c+1} = decay_c S_c + keys_c of it.
-
-    Returns:
-        The state that enters each chunk, the part that each chunk writes, and the state after the last.
-    """
-    entering, written = [], []
-    for a, keys_c, w_c, u_c in zip(*(t.unbind(2) for t in (decay, keys, w, u)), strict=True):
-        entering.append(state)
-        written.append(u_c - w_c @ state)
-        state = torch.addcmul(keys_c @ written[-1], a, state)
-    return torch.stack(entering, dim=2), torch.stack(written, dim=2), state
-
-
-class _Carry(torch.autograd.Function):
-    """`_carry` with the gradients of its coefficients for all chunks at once; only the state's go chunk by chunk."""
-
-    @staticmethod
-    def forward(*given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return _carry(*given)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*inputs[1:4], *output[:2])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        decay, keys, w, entering, written = ctx.saved_tensors
-        grad_entering, grad_written, grad = grads
-        arriving, grad_u = [], []
-        backwards = (t.unbind(2)[::-1] for t in (decay, keys.mT, w.mT, grad_entering, grad_written))
-        # S_{c+1} = a S_c + keys written_c and written_c = u_c - w_c S_c, transposed and last chunk first: grad is the
-        # gradient of S_{c+1}.
-        for a, keys_c, w_c, from_state, from_written in zip(*backwards, strict=True):
-            arriving.append(grad)
-            grad_u.append(from_written + keys_c @ grad)
-            grad = torch.addcmul(from_state, a, grad) - w_c @ grad_u[-1]
-        arriving, grad_u = (torch.stack(t[::-1], dim=2) for t in (arriving, grad_u))
-        grad_decay = (arriving * entering).sum_to_size(decay.shape) if ctx.needs_input_grad[1] else None
-        return grad, grad_decay, arriving @ written.mT, -grad_u @ entering.mT, grad_u

@@ -12,7 +12,8 @@ from torch import Tensor
 from zoo.coefficient import coefficient
 from zoo.cores import core
 from zoo.ops.activation import half_linear
-from zoo.ops.chunked import decayed_states, halvable
+from zoo.ops.carry import decayed_states
+from zoo.ops.chunked import halvable
 from zoo.ops.precision import as_type, full_precision
 from zoo.ops.transforms import followed, loops_suffice, whole_in_export
 

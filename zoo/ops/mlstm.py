@@ -10,10 +10,12 @@ from torch import Tensor
 from zoo.coefficient import coefficient
 from zoo.cores import core
 from zoo.ops.dplr import dplr, dplr_step
-from zoo.ops.transforms import loops_suffice, whole_in_export
+from zoo.ops.precision import widest
+from zoo.ops.transforms import loops_suffice
 
 _EPS = 1e-6
 _LARGEST = 80.0  # exp of it is finite in float32
+_FORGOTTEN = -1e6  # a lower log_forget counts as this, so that sums of them are finite
 
 
 @core("v", "batch head seq value")
@@ -75,19 +77,15 @@ def mlstm(
     return y, memory, normaliser, m.select(2, -1)
 
 
-@whole_in_export("(Tensor log_input, Tensor log_forget, Tensor before) -> Tensor", lambda i, f, m: torch.empty_like(i))
 def running_maximum(
     log_input: Float[Tensor, "*batch seq"], log_forget: Float[Tensor, "*batch seq"], before: Float[Tensor, "*batch"]
 ) -> Float[Tensor, "*batch seq"]:
-    """m_t = max(log_forget_t + m_{t-1}, log_input_t) from m_0 = before, in log2(seq) steps.
+    """m_t = max(log_forget_t + m_{t-1}, log_input_t) from m_0 = before.
 
-    A step joins neighbouring spans of positions, m -> max(a + m, b) each; sums of forgetting are never subtracted.
+    With F the running sum of log_forget it is F_t + max_{j <= t} (log_input_j - F_j), in float64 where the device has
+    it, so that the sum costs m no digits.
     """
-    first = torch.maximum(log_forget[..., :1] + before.unsqueeze(-1), log_input[..., :1])
-    a, b = log_forget, torch.cat((first, log_input[..., 1:]), -1)
-    span = 1
-    while span < a.shape[-1]:
-        joined = torch.maximum(a[..., span:] + b[..., :-span], b[..., span:])
-        a, b = torch.cat((a[..., :span], a[..., span:] + a[..., :-span]), -1), torch.cat((b[..., :span], joined), -1)
-        span *= 2
-    return b
+    wide = widest(log_forget.device)
+    forgotten = log_forget.clamp(min=_FORGOTTEN).to(wide).cumsum(-1)
+    start = torch.cat((before.unsqueeze(-1), log_input - forgotten), -1)
+    return (forgotten + start.cummax(-1).values[..., 1:]).to(log_input.dtype)

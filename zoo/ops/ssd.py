@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from zoo.cores import core
-from zoo.ops.chunked import chunk_decays, decayed_states, into_chunks
+from zoo.ops.carry import decayed_states
+from zoo.ops.chunked import chunk_decays, into_chunks
 from zoo.ops.precision import as_type, full_precision
 from zoo.ops.transforms import whole_in_export
 

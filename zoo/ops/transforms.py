@@ -15,6 +15,7 @@ from torch._library.custom_ops import CustomOpDef  # the type that torch.library
 from zoo import coefficient as coefficients
 
 _NUMBA = find_spec("numba") is not None
+_TRITON = find_spec("triton") is not None
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,7 +26,7 @@ def followed() -> bool:
     They follow plain operations and what `transformable` returns, derive their own backward pass, and cannot be asked
     for values.
     """
-    return torch.compiler.is_compiling() or _transformed()
+    return torch.compiler.is_compiling() or transformed()
 
 
 def readable(t: Tensor) -> bool:
@@ -33,8 +34,30 @@ def readable(t: Tensor) -> bool:
     return t.device.type == "cpu" and not followed()
 
 
-def _transformed() -> bool:
+def transformed() -> bool:
+    """Return whether a transform of torch.func (grad, vmap, jvp) is at work."""
     return torch._C._are_functorch_transforms_active()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+
+
+def _device_type(t: Tensor) -> str:
+    """Return the type of the device whose road `t` takes: tests put another in its place."""
+    return t.device.type
+
+
+def on_cpu(t: Tensor) -> bool:
+    """Return whether `t` takes the road of the CPU, where a loop of small operations costs no launches."""
+    return _device_type(t) == "cpu"
+
+
+def kernels_suffice(t: Tensor) -> bool:
+    """Return whether a Triton kernel may replace operations on `t`: float32 or pairs of it, on CUDA.
+
+    A meta tensor takes the road of CUDA, with or without Triton. A transform of torch.func follows plain operations.
+    """
+    kind = _device_type(t)
+    if t.dtype not in (torch.float32, torch.complex64) or transformed():
+        return False
+    return kind == "meta" or (kind == "cuda" and _TRITON)
 
 
 def loops_suffice(t: Tensor) -> bool:
@@ -46,7 +69,7 @@ def loops_suffice(t: Tensor) -> bool:
     return (
         _NUMBA
         and t.dtype == torch.float32
-        and t.device.type == "cpu"
+        and on_cpu(t)
         and not coefficients.active()
         and not followed()
         and not torch._C._get_tracing_state()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
@@ -108,7 +131,7 @@ def transformable(
     function = type(f"Transformable_{op._name}", (torch.autograd.Function,), {"generate_vmap_rule": True, **members})
 
     def call(*given: Any) -> Any:
-        plain = torch.compiler.is_compiling() or not _transformed()
+        plain = torch.compiler.is_compiling() or not transformed()
         return op(*given) if plain else function.apply(*given)
 
     return call

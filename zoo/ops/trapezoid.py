@@ -27,20 +27,20 @@ def advance_angles(
     """
     turn, wide = 2 * math.pi, widest(increments.device)
     increments = increments.to(wide)
-    turns = (increments / turn).round()
-    increments = increments - _SHORT_TURN * turns - (turn - _SHORT_TURN) * turns
+    turns = (increments.detach() / turn).round()
+    increments = increments.sub(turns, alpha=_SHORT_TURN).sub(turns, alpha=turn - _SHORT_TURN)
     turned = start.to(wide).unsqueeze(2) + increments.cumsum(2)
     return torch.remainder(turned, turn).to(start.dtype)
 
 
 def rotate_pairs(
-    t: Float[Tensor, "batch heads seq rank d_state"], angles: Float[Tensor, "batch heads seq angles"]
-) -> Float[Tensor, "batch heads seq rank d_state"]:
+    t: Float[Tensor, "*any batch heads seq rank d_state"], angles: Float[Tensor, "batch heads seq angles"]
+) -> Float[Tensor, "*any batch heads seq rank d_state"]:
     """Turn the pairs (m, m + n) of the first 2 n channels, n being the number of angles; the rest stays."""
     n = angles.shape[3]
-    a, b, rest = t.split((n, n, t.shape[4] - 2 * n), dim=4)
+    a, b, rest = t.split((n, n, t.shape[-1] - 2 * n), dim=-1)
     cos, sin = angles.cos().unsqueeze(3), angles.sin().unsqueeze(3)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos, rest), dim=4)
+    return torch.cat((torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(a * sin, b, cos), rest), dim=-1)
 
 
 @core("v", "batch head seq part value")
@@ -81,6 +81,6 @@ def trapezoidal_ssd(
         )
         past, remembered = ssd(queries, earlier_k, earlier_v, log_decay, state)
         k, v, now = k[:, :, 1:], v[:, :, 1:], now.view(*now.shape, 1, 1)
-        y = past.unflatten(2, (seq_len, rank)) + now * ((q @ k.transpose(3, 4)) @ v)
+        y = torch.addcmul(past.unflatten(2, (seq_len, rank)), now, (q @ k.transpose(3, 4)) @ v)
         written = now[:, :, -1] * (k[:, :, -1].transpose(2, 3) @ v[:, :, -1])
     return y, remembered + written

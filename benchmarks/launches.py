@@ -1,0 +1,107 @@
+"""Count the operations of each mixer on meta tensors, which take the road of CUDA: `docs/launches.md`.
+
+    python benchmarks/launches.py [--only MIXER ...]
+
+An operation that computes is a launch on a GPU; views and allocations are none. A Triton kernel of the zoo and a kernel
+of cuDNN are one operation each. The numbers depend on no machine: tests/project/test_launches.py bounds them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.page import Table, render_table
+from benchmarks.timing import ROOT
+from zoo.registry import create_mixer, list_mixers, mixer_class
+from zoo.report.files import write_atomically
+
+PAGE = ROOT / "docs" / "launches.md"
+BATCH, D_MODEL, LENGTHS = 4, 1024, (4096, 16384)
+_NO_LAUNCH = (
+    "promote_types",
+    "_unsafe_view",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "detach",
+)
+
+
+class Launches(NamedTuple):
+    """Operations of one layer."""
+
+    forward: int
+    backward: int
+
+
+class _Counter(TorchDispatchMode):
+    """Count operations that compute, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view and func.overloadpacket.__name__ not in _NO_LAUNCH:
+            self.found[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def launches(
+    name: str, seq_len: int, d_model: int = D_MODEL, options: Mapping[str, Any] | None = None
+) -> tuple[Counter[str], Counter[str]]:
+    """Return the operations of a layer, forward and backward, by name.
+
+    Args:
+        name: mixer; if it has a longest sequence, that is `seq_len`.
+        seq_len: number of positions.
+        d_model: width.
+        options: options of the mixer.
+    """
+    own = {"max_seq_len": seq_len} if "max_seq_len" in inspect.signature(mixer_class(name)).parameters else {}
+    with torch.device("meta"):
+        mixer = create_mixer(name, d_model, **own, **(options or {}))
+        x = torch.empty(BATCH, seq_len, d_model, requires_grad=True)
+    with _Counter() as forward:
+        y = mixer(x)
+    with _Counter() as backward:
+        y.backward(torch.empty_like(y))
+    return forward.found, backward.found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="MIXER", help="print the operations of these by name instead")
+    options = parser.parse_args(argv)
+    for name in options.only or ():
+        for direction, found in zip(("forward", "backward"), launches(name, LENGTHS[0]), strict=True):
+            print(f"{name}, {direction}, {found.total()}: {', '.join(f'{n} {op}' for op, n in found.most_common())}")
+    if options.only:
+        return 0
+    columns = [f"{direction}, {n:,}" for n in LENGTHS for direction in ("forward", "backward")]
+    table = Table("", ["mixer", *columns])
+    for name in list_mixers():
+        table.rows.append([name, *(found.total() for n in LENGTHS for found in launches(name, n))])
+    lines = ["# Launches on a GPU", "", "Made by `python benchmarks/launches.py`; edit that, not this page.", ""]
+    lines += [
+        f"Operations of one layer that compute something, at batch {BATCH} and d_model {D_MODEL:,}, counted on meta"
+    ]
+    lines += ["tensors, which take the road of CUDA. A Triton kernel of the zoo or a kernel of cuDNN is one operation."]
+    lines += ["The columns name the direction and the number of positions.", ""]
+    write_atomically(PAGE, "\n".join([*lines, *render_table(table)]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""The state between chunks of a linear recurrence: chunk after chunk on the CPU, one Triton kernel on CUDA.
+
+Other devices, float64 and transforms of torch.func combine chunks pairwise, in log2(chunks) steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float, Inexact
+from torch import Tensor
+
+from zoo.ops.transforms import followed, kernels_suffice, on_cpu, transformed
+
+Carried = tuple[Tensor, Tensor, Tensor | None]
+"""The state that enters each chunk, the one after the last, and what each chunk writes after it has erased."""
+
+
+def decayed_states(
+    state: Inexact[Tensor, "batch heads d_key d_value"],
+    decay: Inexact[Tensor, "#batch #heads chunks #d_key #d_value"],
+    added: Inexact[Tensor, "batch heads chunks d_key d_value"],
+) -> tuple[Inexact[Tensor, "batch heads chunks d_key d_value"], Inexact[Tensor, "batch heads d_key d_value"]]:
+    """S_{c+1} = decay_c S_c + added_c, chunk after chunk.
+
+    Returns:
+        The state that enters each chunk, and the one after the last.
+    """
+    entering, final, _ = _carried(state, decay, added, None, None, None)
+    return entering, final
+
+
+def erased_states(
+    state: Float[Tensor, "batch heads d_key d_value"],
+    decay: Float[Tensor, "batch heads chunks #d_key 1"],
+    keys: Float[Tensor, "batch heads chunks d_key size"],
+    sought: Float[Tensor, "batch heads chunks size d_key"],
+    values: Float[Tensor, "batch heads chunks size d_value"],
+) -> tuple[
+    Float[Tensor, "batch heads chunks d_key d_value"],
+    Float[Tensor, "batch heads chunks size d_value"],
+    Float[Tensor, "batch heads d_key d_value"],
+]:
+    """S_{c+1} = decay_c S_c + keys_c written_c, where written_c = values_c - sought_c S_c.
+
+    Returns:
+        The state that enters each chunk, what each chunk writes, and the state after the last.
+    """
+    entering, final, written = _carried(state, decay, None, keys, sought, values)
+    assert written is not None
+    return entering, written, final
+
+
+def _carried(*given: Tensor | None) -> Carried:
+    state = given[0]
+    assert state is not None
+    by_parts = transformed() or (followed() and on_cpu(state))  # these derive their own backward
+    return _run(*given, False) if by_parts else _Carry.apply(*given, False)
+
+
+class _Carry(torch.autograd.Function):
+    """Both recurrences, from the last chunk to the first if `backwards`.
+
+    Their adjoint is the same recurrence the other way round, so that it can be differentiated again: S is the gradient
+    of the state, `added` that of the entering states; keys and sought change places. Left to autograd, each chunk would
+    have its own small products for the gradients of its coefficients; here one does for all.
+    """
+
+    @staticmethod
+    def forward(*given: Any) -> Carried:
+        return _run(*given)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Carried) -> None:
+        _, decay, _, keys, sought, _, ctx.backwards = inputs
+        entering, _, written = output
+        ctx.save_for_backward(decay, keys, sought, entering, written)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        decay, keys, sought, entering, written = ctx.saved_tensors
+        grad_entering, grad_final, grad_written = grads
+        erasing = (None,) * 3 if keys is None else (sought.mH, keys.mH, -grad_written)
+        given = grad_final, decay.conj(), grad_entering, *erasing, not ctx.backwards
+        arriving, grad_state, erased = _Carry.apply(*given)
+        grad_decay = (arriving * entering.conj()).sum_to_size(decay.shape) if ctx.needs_input_grad[1] else None
+        grad_added = arriving if ctx.needs_input_grad[2] else None
+        if keys is None:
+            return grad_state, grad_decay, grad_added, None, None, None, None
+        return grad_state, grad_decay, grad_added, arriving @ written.mH, erased @ entering.mH, -erased, None
+
+
+def _run(*given: Any) -> Carried:
+    """S_{c+1} = decay_c S_c + added_c + keys_c (values_c - sought_c S_c): the parts that are given."""
+    state, keys, backwards = given[0], given[3], given[6]
+    if on_cpu(state):
+        return _one_by_one(*given)
+    if kernels_suffice(state):
+        if keys is None:
+            return *_decayed_kernel(*given[:3], backwards), None
+        entering, final, written = _erased_kernel(*given)
+        return entering, final, written
+    return _pairwise(*given)
+
+
+def _one_by_one(
+    state: Tensor,
+    decay: Tensor,
+    added: Tensor | None,
+    keys: Tensor | None,
+    sought: Tensor | None,
+    values: Tensor | None,
+    backwards: bool,
+) -> Carried:
+    decays = decay.unbind(2)
+    adds, key, seeks, value = (None if t is None else t.unbind(2) for t in (added, keys, sought, values))
+    entering, written = [], []
+    for c in range(len(decays))[:: -1 if backwards else 1]:
+        entering.append(state)
+        if key is None or seeks is None or value is None:
+            assert adds is not None
+            state = torch.addcmul(adds[c], decays[c], state)
+            continue
+        written.append(value[c] - seeks[c] @ state)
+        change = key[c] @ written[-1]
+        state = torch.addcmul(change if adds is None else adds[c] + change, decays[c], state)
+    entering, written = (torch.stack(t[::-1] if backwards else t, dim=2) if t else None for t in (entering, written))
+    assert entering is not None
+    return entering, state, written
+
+
+def _pairwise(
+    state: Tensor,
+    decay: Tensor,
+    added: Tensor | None,
+    keys: Tensor | None,
+    sought: Tensor | None,
+    values: Tensor | None,
+    backwards: bool,
+) -> Carried:
+    if backwards:
+        decay = decay.flip(2)
+        added, keys, sought, values = (None if t is None else t.flip(2) for t in (added, keys, sought, values))
+        entering, final, written = _pairwise(state, decay, added, keys, sought, values, False)
+        return entering.flip(2), final, None if written is None else written.flip(2)
+    if keys is None or sought is None or values is None:
+        assert added is not None
+        return *_joined_in_pairs(torch.mul, state, decay, added), None
+    transition = decay.squeeze(4).expand(*keys.shape[:4]).diag_embed() - keys @ sought
+    change = keys @ values if added is None else added + keys @ values
+    entering, final = _joined_in_pairs(torch.matmul, state, transition, change)
+    return entering, final, values - sought @ entering
+
+
+def _joined_in_pairs(
+    act: Callable[[Tensor, Tensor], Tensor], state: Tensor, maps: Tensor, added: Tensor
+) -> tuple[Tensor, Tensor]:
+    """S_{c+1} = act(maps_c, S_c) + added_c: two chunks are joined into one, which leaves half of them to carry over."""
+    chunks = added.shape[2]
+    if chunks == 1:
+        return state.unsqueeze(2), act(maps[:, :, 0], state) + added[:, :, 0]
+    pairs = chunks // 2 * 2
+    (first_map, second_map), (first, second) = ((t[:, :, :pairs:2], t[:, :, 1:pairs:2]) for t in (maps, added))
+    entering, final = _joined_in_pairs(act, state, act(second_map, first_map), act(second_map, first) + second)
+    between = act(first_map, entering) + first
+    entering = torch.stack((entering, between), dim=3).flatten(2, 3)
+    if pairs == chunks:
+        return entering, final
+    entering = torch.cat((entering, final.unsqueeze(2)), dim=2)
+    return entering, act(maps[:, :, -1], final) + added[:, :, -1]
+
+
+# The kernels are custom ops: one operation to a compiler. They are differentiated by `_Carry`.
+
+
+@torch.library.custom_op(
+    "zoo::decayed_states",
+    mutates_args=(),
+    schema="(Tensor state, Tensor decay, Tensor added, bool backwards) -> (Tensor, Tensor)",
+)
+def _decayed_kernel(state: Tensor, decay: Tensor, added: Tensor, backwards: bool) -> tuple[Tensor, Tensor]:
+    from zoo.ops import carry_triton
+
+    return carry_triton.decayed_states(state, decay, added, backwards)
+
+
+@_decayed_kernel.register_fake
+def _(state: Tensor, decay: Tensor, added: Tensor, backwards: bool) -> tuple[Tensor, Tensor]:
+    return added.new_empty(added.shape), state.new_empty(state.shape)
+
+
+@torch.library.custom_op(
+    "zoo::erased_states",
+    mutates_args=(),
+    schema="(Tensor state, Tensor decay, Tensor? added, Tensor keys, Tensor sought, Tensor values, bool backwards)"
+    " -> (Tensor, Tensor, Tensor)",
+)
+def _erased_kernel(
+    state: Tensor,
+    decay: Tensor,
+    added: Tensor | None,
+    keys: Tensor,
+    sought: Tensor,
+    values: Tensor,
+    backwards: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    from zoo.ops import carry_triton
+
+    return carry_triton.erased_states(state, decay, added, keys, sought, values, backwards)
+
+
+@_erased_kernel.register_fake
+def _(
+    state: Tensor,
+    decay: Tensor,
+    added: Tensor | None,
+    keys: Tensor,
+    sought: Tensor,
+    values: Tensor,
+    backwards: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    entering = state.new_empty(*state.shape[:2], keys.shape[2], *state.shape[2:])
+    return entering, state.new_empty(state.shape), values.new_empty(values.shape)
