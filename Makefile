@@ -23,7 +23,7 @@ INSTALL = $(if $(UV),$(WITH_UV),$(PIP))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-slow mutants coverage lint format types check wheel clean
+.PHONY: help setup train test test-slow mutants coverage lint format types check docs wheel clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -77,9 +77,12 @@ types: $(STAMP) ## pyright on zoo, tasks and lab
 
 check: lint types test ## all three, as before a commit
 
+docs: $(STAMP) ## build the site into build/site; open build/site/index.html
+	$(BIN)/python tools/site.py
+
 wheel: $(STAMP) ## build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
 clean: ## remove the environment, caches and builds (not runs/)
-	rm -rf $(VENV) build dist .coverage .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist .cache .coverage .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -51,7 +51,8 @@ from zoo.report.terminal import Parser, fail, make_console, make_table, say
 from zoo.signals import CTRL_C, SCHEDULER, handled
 
 PROGRAM = "lab leaderboard"
-STORED, PAGE, SORTABLE, PICTURE = "leaderboard.json", "leaderboard.md", "leaderboard.html", "figures/leaderboard.png"
+STORED, PAGE, SORTABLE = "leaderboard.json", "leaderboard.md", "leaderboard_table.html"
+PICTURE = "figures/leaderboard.png"
 
 HELP = """\
 A cell is a mixer on a task: its learning rate is tuned, then every seed is trained and tested. Each finished cell goes

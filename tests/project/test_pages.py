@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import ROOT
+from tests import ROOT, python
 from zoo import __main__ as command
 from zoo import docstrings, pages
 from zoo.lookup import Registry
@@ -44,6 +44,12 @@ def test_the_verb_writes_all_pages(tmp_path: Path, capsys: pytest.CaptureFixture
     assert {path.name for path in folder.iterdir()} == {"README.md", *(f"{name}.md" for name in MIXERS)}
     assert (folder / "kda.md").read_text(encoding="utf-8") == pages.markdown("kda")
     assert len(capsys.readouterr().out.splitlines()) == len(MIXERS) + 1
+
+
+@pytest.mark.slow
+def test_the_site_is_built_and_no_link_leads_nowhere() -> None:
+    python("tools/site.py")
+    assert (ROOT / "build/site/api.html").is_file()
 
 
 class Whole:
