@@ -26,7 +26,6 @@ from zoo.evidence import (
     equals,
     within,
 )
-from zoo.mixers.attention import Attention
 from zoo.mixers.diagonal_ssm import DiagonalSSM
 from zoo.theory.claims import (
     CLAIMS,
@@ -61,7 +60,7 @@ def measured(name: str) -> Verdict:
 
 
 QUICK_TO_MEASURE = {"gradient_lti", "heads_for_an_error", "key_removal", "one_head_gap", "outputs_need_fewer"}
-QUICK_TO_MEASURE |= {"recall_by_weights", "slogan_heads_for_outputs", "slogan_heads_per_pole", "slogan_rank_is_power"}
+QUICK_TO_MEASURE |= {"recall_by_weights", "slogan_rank_is_power"}
 CLAIM_BY_CLAIM = [slow(name, unless=name in QUICK_TO_MEASURE) for name in list_claims()]
 
 
@@ -99,10 +98,6 @@ _SPOILT: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "polarised_channels": (gradients, "averaging_stack", lambda true: lambda poles, maps: true(0.9 * poles, maps)),
     "recall_by_weights": (retrieval, "written_recall", lambda true: lambda m, q, k: true(m, q, k.roll(1, 0))),
     "nearest_neighbour": (retrieval, "least_left", lambda true: lambda *sizes: 0.8 * true(*sizes)),
-    "slogan_heads_for_outputs": (heads, "_fewest_values", lambda true: lambda: {k: 0 * v for k, v in true().items()}),
-    "slogan_heads_per_pole": (heads, "heads_needed", lambda _: lambda spectrum, error: 100),
-    "slogan_enough_softmax": (softmax, "best_without_sink", lambda _: lambda *arguments: 0.0),
-    "slogan_linear_rank": (ranks, "LinearAttention", lambda _: lambda d, heads, d_head: Attention(d, d_head, d_head)),
     "slogan_rank_is_power": (ranks, "parity_machine", lambda _: lambda settings: Core(2, lambda x: x[..., 1:])),
     "slogan_ssm_attenuates": (gradients, "real_poles", lambda true: lambda poles: true(0.5 * poles)),
     "slogan_selective_between": (
@@ -141,9 +136,9 @@ def test_what_is_redrawn_is_a_check_of_samples_by_seed() -> None:
 
 def test_running_reports_progress_and_refuses_unknown_names_first() -> None:
     seen: list[tuple[str, int, int]] = []
-    verdicts = run_claims(["outputs_need_fewer", "slogan_heads_per_pole"], SMALL, lambda *now: seen.append(now))
-    assert [verdict.claim.name for verdict in verdicts] == ["outputs_need_fewer", "slogan_heads_per_pole"]
-    assert seen == [("outputs_need_fewer", 0, 2), ("slogan_heads_per_pole", 1, 2), ("", 2, 2)]
+    verdicts = run_claims(["outputs_need_fewer", "slogan_rank_is_power"], SMALL, lambda *now: seen.append(now))
+    assert [verdict.claim.name for verdict in verdicts] == ["outputs_need_fewer", "slogan_rank_is_power"]
+    assert seen == [("outputs_need_fewer", 0, 2), ("slogan_rank_is_power", 1, 2), ("", 2, 2)]
     seen.clear()
     with pytest.raises(UnknownNameError, match=r"unknown claim 'alibi_emu' \(did you mean 'alibi_ema'\?\)"):
         run_claims(["alibi_ema", "alibi_emu"], SMALL, lambda *now: seen.append(now))
@@ -262,7 +257,7 @@ def test_the_two_figures() -> None:
 
 @pytest.mark.usefixtures("unpainted")
 def test_the_report_is_complete_or_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    verdicts = [measured("gradient_lti"), measured("slogan_heads_per_pole")]
+    verdicts = [measured("gradient_lti"), measured("slogan_rank_is_power")]
     files = page.write_report(verdicts, tmp_path / "deep" / "folder")
     plots = [f"{verdict.claim.name}.png" for verdict in verdicts if verdict.evidence.panels]
     assert [file.name for file in files] == ["claims.md", "claims.json", *plots]

@@ -199,10 +199,11 @@ def _real_poles(n_poles: int, seq_len: int, device: str) -> Tensor:
 
 @claim(
     "To an error of 0.1 %, SSMs with 128 real poles need at most 2 log n heads (measured at one length, with drawn "
-    "residues); oscillating ones, of two families, need nearly one per state.",
+    "residues); oscillating ones, of two families, need nearly one per state. So N poles need not take about N heads, "
+    "nor does the error drop in a visible step at N: one head before, it can be below 0.1 %.",
     "Observed; exact spectra of p = d = 16 systems",
     "Real poles that need more than 2 log n heads for 0.1 %, or oscillating ones that need fewer than 60 % of their "
-    "states for 10 %.",
+    "states for 10 %; 8 real poles that seven heads miss by more than 0.1 %.",
 )
 @redrawn
 def heads_for_an_error(settings: Settings) -> Findings:
@@ -231,6 +232,10 @@ def heads_for_an_error(settings: Settings) -> Findings:
                 yield at_least(quantity, needed, math.ceil(share * states))
         errors = tail_energies(spectrum).sqrt().clamp(min=1e-16).tolist()[: states + 1]
         curves.append(Curve(name, range(len(errors)), errors))
+    draw, poles = Draw(settings, 61), torch.linspace(0.95, -0.8, 8, dtype=torch.float64, device=device)
+    smooth = lag_operators(poles, draw(8, _D_MODEL), draw(_D_MODEL, 8), _SEQ_LEN)
+    quantity = "8 real poles, drawn residues: least relative squared error of 7 heads"
+    yield at_most(quantity, head_count_bound(smooth, 7), 1e-3)
     yield Panel(f"{states} states, as many as heads would be exact", "heads", "relative error (norm)", curves)
 
 
@@ -255,29 +260,6 @@ def turning_layer(lags: Float[Tensor, "seq 2 2"]) -> Core:
     return Core(2, rule, like=lags)
 
 
-@claim(
-    "The head-count theorem is about operators (or outputs, with coefficients continuous at zero): on unit inputs two "
-    "heads with input-dependent coefficients reproduce every output of a map of rank four.",
-    "Constructed: value maps I and J in the plane",
-    "An output error above 1e-12, or an operator of another rank.",
-)
-@redrawn
-def outputs_need_fewer(settings: Settings) -> Findings:
-    """Measure the counterexample {I, J}: as an operator, and on its outputs."""
-    draw = Draw(settings, 50)
-    lags = draw(_SEQ_LEN, 2, 2)
-    layer = turning_layer(lags)
-    x = draw(8, _SEQ_LEN, 2)
-    x = x / x.norm(dim=-1, keepdim=True)
-    wanted = (x.flatten(1) @ toeplitz_matrix(lags).T).view_as(x)
-    error = ((layer(x) - wanted).norm() / wanted.norm()).item()
-    rank = int(interaction_rank(interaction(layer, x[:1]).operator[0]))
-    yield equals("rank of the map", count_heads(lags), 4)
-    yield equals("rank of the two-head layer", rank, 2)
-    yield at_least("operator-level bound for two heads (relative squared error)", head_count_bound(lags, 2), 0.1)
-    yield at_most("relative error of its outputs on unit inputs", error, 1e-12)
-
-
 def _fewest_values() -> dict[str, Tensor]:
     """Value maps whose images of any x != 0 fill the output space, though they are fewer than the rank."""
     turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
@@ -296,14 +278,28 @@ def _fewest_values() -> dict[str, Tensor]:
 
 
 @claim(
-    "'Fewer than k heads cannot reproduce the outputs of a map of rank k.'",
-    "The head-count theorem read as a statement about outputs",
-    "Heads with input-dependent coefficients whose outputs on unit inputs err less than the operator-level bound.",
-    slogan=True,
+    "The head-count theorem is about operators (or outputs, with coefficients continuous at zero): on unit inputs two "
+    "heads with input-dependent coefficients reproduce every output of a map of rank four. 'Fewer than k heads cannot "
+    "reproduce the outputs of a map of rank k' is false for drawn maps of full rank too.",
+    "Constructed: value maps I and J in the plane; quaternions and Hankel maps in 3, 4 and 6 dimensions",
+    "An output error above 1e-12, an operator of another rank, or fewer heads whose outputs on unit inputs err as much "
+    "as the operator-level bound.",
 )
 @redrawn
-def slogan_heads_for_outputs(settings: Settings) -> Findings:
-    """Fit outputs of drawn maps of full rank by fewer heads, coefficients solved for at each unit input."""
+def outputs_need_fewer(settings: Settings) -> Findings:
+    """Measure {I, J} as an operator and on its outputs; fit drawn maps with the coefficients solved at each input."""
+    draw = Draw(settings, 50)
+    lags = draw(_SEQ_LEN, 2, 2)
+    layer = turning_layer(lags)
+    x = draw(8, _SEQ_LEN, 2)
+    x = x / x.norm(dim=-1, keepdim=True)
+    wanted = (x.flatten(1) @ toeplitz_matrix(lags).T).view_as(x)
+    error = ((layer(x) - wanted).norm() / wanted.norm()).item()
+    rank = int(interaction_rank(interaction(layer, x[:1]).operator[0]))
+    yield equals("rank of the map", count_heads(lags), 4)
+    yield equals("rank of the two-head layer", rank, 2)
+    yield at_least("operator-level bound for two heads (relative squared error)", head_count_bound(lags, 2), 0.1)
+    yield at_most("relative error of its outputs on unit inputs", error, 1e-12)
     for stream, (name, values) in enumerate(_fewest_values().items()):
         draw = Draw(settings, 51, stream)
         values, width = values.to(settings.device), values.shape[1]
@@ -317,24 +313,4 @@ def slogan_heads_for_outputs(settings: Settings) -> Findings:
         spectrum = torch.linalg.svdvals(lags.flatten(1)).square()
         bound = (spectrum[len(values) :].sum() / spectrum.sum()).item()
         quantity = f"{name}, H = {len(values)} for k = {count_heads(lags)}: relative squared error of outputs / bound"
-        yield at_least(quantity, error / bound, 1)
-
-
-@claim(
-    "'An SSM with N poles needs about N heads, and the error drops in a visible step at N.'",
-    "The algebraic rank read as a numerical one",
-    "Real poles that need few heads, and a teacher whose error is negligible one head before k.",
-    slogan=True,
-)
-@redrawn
-def slogan_heads_per_pole(settings: Settings) -> Findings:
-    """Measure heads that real poles need in practice, and the step that a drawn teacher does not show."""
-    n, states = settings.seq_len, min(settings.seq_len // 2, _MOST_STATES)
-    lags = drawn_system(Draw(settings, 60), _real_poles(states, n, settings.device), 16, 16, n)
-    tenth = int(heads_needed(torch.linalg.svdvals(weighted_rows(lags)), 1e-3))
-    draw = Draw(settings, 61)
-    poles = torch.linspace(0.95, -0.8, 8, dtype=torch.float64, device=settings.device)
-    smooth = lag_operators(poles, draw(8, _D_MODEL), draw(_D_MODEL, 8), _SEQ_LEN)
-    yield at_least(f"{states} real poles, n = {n}: heads for 0.1 %", tenth, states / 2)
-    quantity = "8 real poles, drawn residues: least relative squared error of 7 heads"
-    yield at_least(quantity, head_count_bound(smooth, 7), 1e-3)
+        yield at_most(quantity, error / bound, 1)
