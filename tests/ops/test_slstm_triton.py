@@ -14,7 +14,8 @@ from tests.tolerances import assert_close
 
 pytest.importorskip("triton")
 
-from zoo.ops import slstm_triton
+from zoo.ops import transforms
+from zoo.ops.slstm import slstm_scan
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -33,22 +34,38 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
     ids=str,
 )
 def test_any_shape_gives_the_numbers_of_the_loop(
-    shape: tuple[int, int, int, int], scale: float, ragged: bool, generator: torch.Generator
+    shape: tuple[int, int, int, int],
+    scale: float,
+    ragged: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    generator: torch.Generator,
 ) -> None:
+    monkeypatch.setattr(transforms, "_device_type", lambda t: "cuda")
     given = draw(generator, *shape, scale=scale)
     batch, seq_len = shape[0], shape[2]
     valid = torch.arange(seq_len) < torch.randint(seq_len + 1, (batch, 1), generator=generator) if ragged else None
     weights = cotangents(generator, given)
     expected = results([t.detach().double().requires_grad_() for t in given], valid, weights)
-    u, recurrent, *state = (t.detach().to(DEVICE) for t in given)
     # Views are read as they are.
-    u = u.transpose(0, 2).contiguous().transpose(0, 2)
-    moves = None if valid is None else valid.to(DEVICE)
-    states = slstm_triton.forward(u, recurrent, state, moves)
-    found = slstm_triton.backward([t.to(DEVICE) for t in weights], u, recurrent, states, moves)
-    mine: list[Tensor] = [states[0, :, :, 1:], *states[..., -1, :], found[0], found[1], *found[2]]
-    for actual, right in zip(mine, expected, strict=True):
+    mine = [t.detach().to(DEVICE).transpose(0, 1).contiguous().transpose(0, 1).requires_grad_() for t in given]
+    found = results(mine, None if valid is None else valid.to(DEVICE), [t.to(DEVICE) for t in weights])
+    for actual, right in zip(found, expected, strict=True):
         assert_close(actual.cpu(), right)
+
+
+def test_gradients_of_the_kernel_can_be_differentiated_again(
+    monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    def second(given: list[Tensor]) -> Tensor:
+        u, recurrent, *state = given
+        y, _ = slstm_scan(u, recurrent, tuple(state))
+        (slope,) = torch.autograd.grad(y.square().sum(), u, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), recurrent)[0]
+
+    given = draw(generator, 2, 1, 3, 4)
+    expected = second([t.detach().double().requires_grad_() for t in given])
+    monkeypatch.setattr(transforms, "_device_type", lambda t: "cuda")
+    assert_close(second([t.detach().to(DEVICE).requires_grad_() for t in given]).cpu(), expected)
 
 
 COMPILE = """

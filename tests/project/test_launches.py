@@ -12,7 +12,7 @@ from zoo import list_mixers
 OF_CHANNELS = dict.fromkeys(("kda", "gdn2", "rwkv7", "gated_linear_attention"), (160, 320))
 BUDGETS = OF_CHANNELS | dict.fromkeys(("path_attention", "delta_product"), (250, 500))
 BUDGET = (100, 200)
-LOOPS = ("path_attention", "lstm", "gru", "rnn", "slstm")
+LOOPS = ("path_attention", "lstm", "gru", "rnn")
 
 
 @pytest.mark.parametrize("name", [name for name in list_mixers() if name not in LOOPS])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from zoo import coefficient as coefficients
 from zoo.coefficient import coefficient
 from zoo.ops.activation import tanh
-from zoo.ops.transforms import loops_suffice, whole_in_export
+from zoo.ops.transforms import kernels_suffice, loops_suffice, whole_in_export
 
 Cell = tuple[Tensor, Tensor, Tensor, Tensor]
 """h, c, n and m, (batch, heads, d_head) each."""
@@ -30,8 +32,8 @@ def slstm_scan(
     logit. c and n are kept divided by exp(m_t), m_t = max(log i, log f + m_{t-1}), so that nothing overflows; h does
     not depend on m. i, f, tanh(z) / z and sigmoid(o) / n are coefficients.
 
-    In float32 on the CPU the loop over positions is numba's, where that is installed and nothing has to follow it. It
-    keeps one state in 32 positions and computes the rest again in backward.
+    In float32 the loop over positions is numba's on the CPU, where that is installed and nothing has to follow it, and
+    Triton's on CUDA. The former keeps one state in 32 positions, the latter all. Backward computes the gates again.
 
     Args:
         u: input part of the four gates, bias included.
@@ -58,8 +60,11 @@ def _cells(
     u: Tensor, recurrent: Tensor, h: Tensor, c: Tensor, n: Tensor, m: Tensor, valid: Tensor | None
 ) -> tuple[Tensor, ...]:
     """`slstm_scan` of the four parts of the state."""
+    given = u.contiguous(), recurrent, h, c, n, m, valid  # here, so that backward copies nothing
     if loops_suffice(u):
-        return _Scan.apply(u.contiguous(), recurrent, h, c, n, m, valid)  # here, so that backward copies nothing
+        return _Scan.apply(*given)
+    if kernels_suffice(u) and not coefficients.active():
+        return _Kernel.apply(*given)
     return _loop(u, recurrent, h, c, n, m, valid)
 
 
@@ -101,12 +106,95 @@ class _Scan(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         from zoo.ops import slstm_numba
 
-        u, recurrent, h, c, n, m, y, entering = ctx.saved_tensors
-        if torch.is_grad_enabled():  # to be differentiated again, which the loop in torch can be
-            needed = ctx.needs_input_grad[:-1]
-            wanted = [t for t, asked in zip((u, recurrent, h, c, n, m), needed, strict=True) if asked]
-            outputs = _loop(u, recurrent, h, c, n, m, ctx.valid)
-            found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True))
-            return *(next(found) if asked else None for asked in needed), None
+        *given, y, entering = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _by_the_loop(ctx, given, grads)
+        u, recurrent, h, *_ = given
         of_u, of_recurrent, of_state = slstm_numba.backward(grads, u, recurrent, h, ctx.valid, y, entering)
         return of_u, of_recurrent, *of_state, None
+
+
+class _Kernel(torch.autograd.Function):
+    """`_loop` as Triton compiles it."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, recurrent: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        *state, ctx.valid = rest
+        states = _states(u, recurrent, *rest)
+        ctx.save_for_backward(u, recurrent, *state, states)
+        return states[0, :, :, 1:], *states[:, :, :, -1].unbind(0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        *given, states = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _by_the_loop(ctx, given, grads)
+        of_u, of_recurrent, of_state = _states_backward(*grads, given[0], given[1], states, ctx.valid)
+        return of_u, of_recurrent, *of_state.unbind(0), None
+
+
+def _by_the_loop(ctx: Any, given: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    """Return gradients that are to be differentiated again, which those of the loop in torch can be."""
+    needed = ctx.needs_input_grad[:-1]
+    wanted = [t for t, asked in zip(given, needed, strict=True) if asked]
+    u, recurrent, h, c, n, m = given
+    outputs = _loop(u, recurrent, h, c, n, m, ctx.valid)
+    found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True))
+    return *(next(found) if asked else None for asked in needed), None
+
+
+# The kernels are custom ops: one operation to a compiler.
+
+
+@torch.library.custom_op(
+    "zoo::slstm",
+    mutates_args=(),
+    schema="(Tensor u, Tensor recurrent, Tensor h, Tensor c, Tensor n, Tensor m, Tensor? valid) -> Tensor",
+)
+def _states(u: Tensor, recurrent: Tensor, h: Tensor, c: Tensor, n: Tensor, m: Tensor, valid: Tensor | None) -> Tensor:
+    from zoo.ops import slstm_triton
+
+    return slstm_triton.forward(u, recurrent, (h, c, n, m), valid)
+
+
+@_states.register_fake
+def _(u: Tensor, recurrent: Tensor, h: Tensor, c: Tensor, n: Tensor, m: Tensor, valid: Tensor | None) -> Tensor:
+    batch, heads, seq_len, _, d_head = u.shape
+    return u.new_empty(4, batch, heads, seq_len + 1, d_head)
+
+
+@torch.library.custom_op(
+    "zoo::slstm_backward",
+    mutates_args=(),
+    schema="(Tensor y, Tensor h, Tensor c, Tensor n, Tensor m, Tensor u, Tensor recurrent, Tensor states,"
+    " Tensor? valid) -> (Tensor, Tensor, Tensor)",
+)
+def _states_backward(
+    y: Tensor,
+    h: Tensor,
+    c: Tensor,
+    n: Tensor,
+    m: Tensor,
+    u: Tensor,
+    recurrent: Tensor,
+    states: Tensor,
+    valid: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    from zoo.ops import slstm_triton
+
+    return slstm_triton.backward((y, h, c, n, m), u, recurrent, states, valid)
+
+
+@_states_backward.register_fake
+def _(
+    y: Tensor,
+    h: Tensor,
+    c: Tensor,
+    n: Tensor,
+    m: Tensor,
+    u: Tensor,
+    recurrent: Tensor,
+    states: Tensor,
+    valid: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return u.new_empty(u.shape), recurrent.new_empty(recurrent.shape), states.new_empty(4, *h.shape)

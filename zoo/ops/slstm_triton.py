@@ -234,7 +234,7 @@ def backward(
     given = grads[0].contiguous(), gates, maps, _moving(u, valid), *states[1:]
     _launch(_backward, u, valid, *given, grad_u, *first)
     outer = torch.einsum("bhti,bhtj->hij", grad_u.flatten(3), before)
-    return grad_u, rearrange(outer, "heads (four out) d_head -> four heads out d_head", four=4), first
+    return grad_u, rearrange(outer, "heads (four out) d_head -> four heads out d_head", four=4).contiguous(), first
 
 
 def _moving(u: Tensor, valid: Tensor | None) -> Tensor:
