@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,7 +17,7 @@ from lab.plain import read_mapping
 from lab.sweep.sweep import main as sweep
 from zoo.errors import UnknownNameError, unknown
 from zoo.evidence import Check, paired, within
-from zoo.evidence.page import check_record
+from zoo.evidence.page import check_record, read_check
 from zoo.report.files import as_json, finite, write_all
 from zoo.report.numbers import number
 from zoo.report.terminal import fail, listing, make_console, make_table
@@ -28,9 +28,9 @@ PROGRAM, PAGE, STORED = "lab reproduce", "papers.md", "papers.json"
 TABLE_KEYS = ("title", "metric", "chance", "n_test", "where", "cells")
 HEADINGS = ("model", "published", "ours", "95 % interval", "judged")
 HELP = """\
-A paper is one file of configs/paper: the runs as for sweep.py, and the published scores. A cell is beyond if our 95 %
-interval over seeds lies outside what is published, with its rounding and the sampling error of its test set. The same
-command resumes the runs. Without a name the papers are listed.
+A paper is one file of configs/paper: the runs as for sweep.py, and the published scores. Ours is higher or lower if its
+95 % interval over seeds lies outside the published score with its spread, or with the sampling error of its test set.
+The same command resumes the runs. Without a name the papers are listed.
 
 Exit status: 0 when all runs are done, 1 when some failed, 2 for a command that is not valid, 130 when interrupted.
 
@@ -45,7 +45,7 @@ class Cell:
     Attributes:
         table: title of the published table.
         model: name of its row.
-        published: the score as it is printed, "–" without one.
+        published: the score as it is printed, with its spread.
         low: least score that the published one stands for.
         high: largest such score.
         metrics: columns of the list of runs whose mean is compared.
@@ -158,8 +158,11 @@ def papers_page(records: Mapping[str, Record]) -> str:
     for name in list_papers():
         record = records.get(name, {})
         paper = read_paper(name, record.get("setting"))
-        measured = {each["quantity"]: pages.check(name, each["quantity"]) for each in record.get("checks", ())}
-        checks = {cell.name: measured.get(cell.name) or cell.compare([]) for cell in published_cells(paper)}
+        measured = {each["quantity"]: read_check(each) for each in record.get("checks", ())}
+        checks = {
+            cell.name: replace(measured.get(cell.name) or cell.compare([]), low=cell.low, high=cell.high)
+            for cell in published_cells(paper)
+        }
         found = pages.jinja.from_string(paper.found).render()
         shown.append({"paper": paper, "record": record, "tables": tables(paper, checks), "found": found})
     return pages.render(f"{PAGE}.j2", papers=shown, headings=HEADINGS)
