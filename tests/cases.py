@@ -93,6 +93,14 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
         "d_conv": [1],
         "forget_gate": [True],
     },
+    "mla": {
+        "n_heads": [2],
+        "d_head": [3, 6],
+        "d_latent": [3, 8],
+        "d_rope": [0, 4],
+        "d_query": [5],
+        "rope_base": [50.0],
+    },
     "factorized": {"n_heads": [2], "d_out": [5], "kernel": ["bilinear"], "d_head": [3]},
     "linear_attention": {"n_heads": [2], "d_head": [3], "feature_map": ["identity"], "normalize": [False]},
     "gated_linear_attention": {
@@ -214,7 +222,7 @@ KINDS = ("attention", "sliding_attention", "linear_attention", "selective_ssm", 
 """A mixer for each kind of state: what is built of mixers is tested with these by default, with all when slow."""
 
 ALIKE = {
-    **dict.fromkeys(("gated_attention", "differential_attention", "forgetting_attention"), "attention"),
+    **dict.fromkeys(("gated_attention", "differential_attention", "forgetting_attention", "mla"), "attention"),
     **dict.fromkeys(("linear_attention", "hgrn2"), "gated_linear_attention"),
     **dict.fromkeys(("lru", "s5"), "diagonal_ssm"),
     "lightning_attention": "retnet",

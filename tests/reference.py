@@ -453,6 +453,24 @@ def path_attention(p: Parameters, x: Array, n_heads: int = 4, n_kv_heads: int | 
 # Attention without a softmax.
 
 
+def mla(
+    p: Parameters, x: Array, n_heads: int = 4, d_rope: int | None = None, rope_base: float = 10_000, **_sizes: object
+) -> Array:
+    """Multi-head latent attention (DeepSeek-AI 2405.04434, section 2.1): keys and values are maps of a small c_j."""
+    hidden = x
+    if "query_down.weight" in p:
+        hidden = rms_norm(x @ p["query_down.weight"].T, p["query_norm.weight"], 1e-6)
+    d_head, d_latent = p["out_proj.weight"].shape[1] // n_heads, len(p["latent_norm.weight"])
+    c, k_rope = np.split(x @ p["latent_proj.weight"].T, [d_latent], axis=1)
+    kv = heads_of(rms_norm(c, p["latent_norm.weight"], 1e-6) @ p["kv_proj.weight"].T, n_heads)
+    k, v = kv[..., :d_head], kv[..., d_head:]
+    q = heads_of(hidden @ p["query_proj.weight"].T, n_heads)
+    turned = k_rope.shape[1]
+    q = np.concatenate((q[..., :d_head], rope(q[..., d_head:], turned, rope_base)), axis=2)
+    shared = np.repeat(rope(k_rope[:, None], turned, rope_base), n_heads, axis=1)
+    return joined(weighted(softmax_weights(q, np.concatenate((k, shared), axis=2)), v)) @ p["out_proj.weight"].T
+
+
 def linear_attention_weights(
     p: Parameters, x: Array, n_heads: int = 4, feature_map: str = "elu", normalize: bool = True, **_sizes: object
 ) -> Array:
@@ -1137,6 +1155,7 @@ REFERENCES = {
     "differential_attention": differential_attention,
     "forgetting_attention": forgetting_attention,
     "path_attention": path_attention,
+    "mla": mla,
     "factorized": factorized,
     "linear_attention": linear_attention,
     "gated_linear_attention": gated_linear_attention,

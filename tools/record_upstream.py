@@ -434,6 +434,23 @@ def differential_attention() -> tuple[nn.Module, Run]:
     return module, run
 
 
+@layer("mla", "transformers", "models/deepseek_v3/modeling_deepseek_v3.py")
+def mla() -> tuple[nn.Module, Run]:
+    latents = {"q_lora_rank": 5, "kv_lora_rank": 6, "qk_nope_head_dim": 3, "v_head_dim": 3, "qk_rope_head_dim": 4}
+    parameters = {"rope_type": "default", "rope_theta": 50.0}
+    sizes = {"num_key_value_heads": 4, "head_dim": 4, "rope_parameters": parameters}
+    module = _transformers("DeepseekV3", "deepseek_v3", **latents, **sizes)
+    file = importlib.import_module("transformers.models.deepseek_v3.modeling_deepseek_v3")
+    turned = file.DeepseekV3RotaryEmbedding(module.config)
+
+    def run(x: Tensor) -> tuple[Tensor, State]:
+        cache = importlib.import_module("transformers").DynamicCache()
+        y = module(x, turned(x, torch.arange(x.shape[1])[None]), _causal(x), past_key_values=cache)[0]
+        return y, {"c": cache.layers[0].keys, "k": cache.layers[0].values}
+
+    return module, run
+
+
 # Replacements of kernels.
 
 

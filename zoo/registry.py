@@ -77,6 +77,9 @@ _BUILT_IN = (
         path_attention=Mixer(
             "PathAttention", "attention whose keys are moved by each later position (PaTH)", 2025, "2505.16381"
         ),
+        mla=Mixer(
+            "LatentAttention", "attention whose keys and values come from one small vector each", 2024, "2405.04434"
+        ),
     )
     | _family(
         "control",

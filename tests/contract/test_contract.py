@@ -307,7 +307,7 @@ def test_gradients_of_each_sample_are_those_of_its_own(case: Case, generator: to
         assert_close([gradient[number] for gradient in each.values()], list(own))
 
 
-ONCE_DIFFERENTIABLE = "attention gated_attention head_hybrid sliding_attention selective_ssm hybrid parallel_hybrid"
+ONCE_DIFFERENTIABLE = "attention gated_attention mla head_hybrid sliding_attention selective_ssm hybrid parallel_hybrid"
 """Their kernel, torch's attention or the selective scan, has no second derivative."""
 
 
@@ -584,7 +584,7 @@ DELTAS = "delta_net gated_delta_net delta_product kda head_hybrid"
 OF_EIGHT = (
     "attention forgetting_attention path_attention linear_attention gated_linear_attention delta_net "
     "gated_delta_net delta_product kda retnet lightning_attention hgrn2 rwkv7 capped_mlstm "
-    "sliding_attention slstm head_hybrid"
+    "sliding_attention slstm head_hybrid mla"
 )
 """Mixers whose heads divide d_model."""
 NAN = float("nan")
@@ -604,6 +604,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gated_attention", {"rope_base": NAN}, "rope_base nan"),
     ("differential_attention", {"n_heads": 3}, "d_model=8 n_heads=3"),
     ("differential_attention", {"d_rope": 4}, "d_rope d_head=2 4"),
+    ("mla", {"d_latent": 9}, "d_latent d_model=8 9"),
+    ("mla", {"d_query": 9}, "d_query d_model=8 9"),
+    ("mla", {"d_rope": 3}, "d_rope even 3"),
     ("sliding_attention", {"d_rope": 2}, "d_rope position rope"),
     ("sliding_attention", {"position": "relative"}, "position rope alibi"),
     ("factorized", {"kernel": "toplitz"}, "'toeplitz'"),

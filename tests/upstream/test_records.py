@@ -306,6 +306,30 @@ def differential_attention(w: Weights) -> Weights:
     return {**joined(w | pairs), **lambdas, "norm.weight": torch.ones(8, dtype=torch.float64)}
 
 
+def pairs_apart(t: Tensor) -> Tensor:
+    """Order of the last axis as neighbouring pairs, turned into first and second halves."""
+    return torch.cat((t[..., ::2], t[..., 1::2]), dim=-1)
+
+
+def mla(w: Weights) -> Weights:
+    """Theirs turns neighbouring channels: of the last 4 of each of 4 heads, and of the last 4 beside the latent."""
+    q = w["q_b_proj.weight"].unflatten(0, (4, 7)).transpose(1, 2)
+    latent, k = w["kv_a_proj_with_mqa.weight"].split((6, 4))
+    return {
+        "query_down.weight": w["q_a_proj.weight"],
+        "query_norm.weight": w["q_a_layernorm.weight"],
+        "query_proj.weight": torch.cat((q[..., :3], pairs_apart(q[..., 3:])), 2).transpose(1, 2).flatten(0, 1),
+        "latent_proj.weight": torch.cat((latent, pairs_apart(k.T).T)),
+        "latent_norm.weight": w["kv_a_layernorm.weight"],
+        "kv_proj.weight": w["kv_b_proj.weight"],
+        "out_proj.weight": w["o_proj.weight"],
+    }
+
+
+def mla_states(state: Any, theirs: Weights, _: Weights) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(state.latents.split((6, 4), dim=3), (theirs["c"], theirs["k"]), strict=True))
+
+
 @dataclass(frozen=True)
 class Twin:
     """The zoo's mixer of a record, its parameters from upstream's, and the pairs of states to compare."""
@@ -385,6 +409,12 @@ TWINS = {
         differential_attention,
     ),
     "s5": Twin("s5", {"d_state": 10}, s5),
+    "mla": Twin(
+        "mla",
+        {"n_heads": 4, "d_head": 3, "d_latent": 6, "d_rope": 4, "d_query": 5, "rope_base": 50.0},
+        mla,
+        mla_states,
+    ),
 }
 every_record = pytest.mark.parametrize(
     ("name", "length"), [(name, length) for name in TWINS for length in LENGTHS], ids=lambda part: str(part)

@@ -1,0 +1,140 @@
+"""Softmax attention whose keys and values are made from one small vector per position: multi-head latent attention."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from zoo.blocks import RMSNorm
+from zoo.coefficient import coefficient
+from zoo.contract import SequenceMixer
+from zoo.ops.attention import attend, grow_cache, settle_cache, softmax_freedom
+from zoo.ops.precision import Device, DType
+from zoo.ops.rope import require_turned, rotate
+from zoo.validate import head_width, require_positive
+
+NORM_EPS = 1e-6
+
+
+class LatentState(NamedTuple):
+    latents: Tensor  # (batch, 1, slots, d_latent + d_rope), right-aligned: normed latents, then rotated rope keys
+    seen: Tensor  # (batch,) positions so far
+
+
+class LatentAttention(SequenceMixer):
+    """Causal softmax attention that caches one small latent vector per position in place of its keys and values.
+
+        c_j    = RMSNorm(W_c x_j)                                   d_latent numbers for all heads
+        k_j^h  = (W_K^h c_j, rope(W_r x_j))                         the rope key is shared by the heads
+        q_i^h  = (W_Q^h x_i, rope(W_R^h x_i))                       or of RMSNorm(W_q x_i), if d_query is given
+        y_i    = sum_h W_O^h sum_{j <= i} softmax_j(q_i^h . k_j^h / sqrt(d_head + d_rope)) W_V^h c_j
+
+    Keys and values are made from the cached latents. A chunk that continues a state and has at most d_head positions
+    maps its queries into the latent space instead, W_K^hT q, and maps the mixed latents to values afterwards. The
+    latents then are keys and values of all heads, and no key or value of a past position is made again.
+
+    Coefficients. Queries and keys; 1/rms of both norms. The values are linear, so that the offset is zero.
+
+    State. The normed latent and the rotated rope key of every position so far, d_latent + d_rope numbers per position
+    whatever the number of heads, and the number of positions of each row. It grows with the sequence.
+
+    Interaction rank. n_heads, although the cache holds one vector: the maps W_O^h W_V^h W_c differ between heads. All
+    of them see the input through W_c, so that there are at most d_model d_latent. The norm scales each source position
+    and with it a head's number for the pair.
+
+    Source. DeepSeek-V2 2405.04434, section 2.1; DeepSeek-V3 2412.19437. As DeepseekV3Attention of transformers 5.23.0,
+    models/deepseek_v3/modeling_deepseek_v3.py, where rope turns neighbouring channels: the same up to their order.
+
+    Not here. The scaling of rope beyond the trained length.
+
+    Args:
+        d_model: width of input and output.
+        n_heads: heads.
+        d_head: width of the unrotated part of queries and keys, and of values; default d_model / n_heads.
+        d_latent: width of the latents; default half of d_model.
+        d_rope: rotated channels of queries and of the shared key, an even number; 0 for none, half of d_head and at
+            least 2 when absent.
+        d_query: width of a normed latent from which queries are made; default none, queries are made from x.
+        rope_base: base of rope's wavelengths; larger turns slower.
+
+    Raises:
+        ValueError: sizes that are not positive, heads that do not divide, a latent wider than d_model, an odd d_rope, a
+            rope_base of at most 1.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int = 4,
+        d_head: int | None = None,
+        d_latent: int | None = None,
+        d_rope: int | None = None,
+        d_query: int | None = None,
+        rope_base: float = 1e4,
+    ) -> None:
+        super().__init__(d_model)
+        require_positive(n_heads=n_heads, d_head=d_head, d_latent=d_latent, d_query=d_query)
+        for name, width in (("d_latent", d_latent), ("d_query", d_query)):
+            if width is not None and width > d_model:
+                raise ValueError(f"{name} must be at most d_model={d_model}, got {width}")
+        self.n_heads, self.d_query, self.rope_base = n_heads, d_query, rope_base
+        self.d_head = head_width(d_model, n_heads, d_head)
+        self.d_latent = d_latent or max(1, d_model // 2)
+        self.d_rope = max(2, self.d_head // 4 * 2) if d_rope is None else d_rope
+        if isinstance(d_rope, bool) or not isinstance(self.d_rope, int) or self.d_rope < 0 or self.d_rope % 2:
+            raise ValueError(f"d_rope must be an even number of at least 0, got {d_rope!r}")
+        require_turned(self.d_rope, self.d_rope, rope_base)
+        self.query_down = None if d_query is None else nn.Linear(d_model, d_query, bias=False)
+        self.query_norm = None if d_query is None else RMSNorm(d_query, NORM_EPS)
+        self.query_proj = nn.Linear(d_query or d_model, n_heads * (self.d_head + self.d_rope), bias=False)
+        self.latent_proj = nn.Linear(d_model, self.d_latent + self.d_rope, bias=False)
+        self.latent_norm = RMSNorm(self.d_latent, NORM_EPS)
+        self.kv_proj = nn.Linear(self.d_latent, 2 * n_heads * self.d_head, bias=False)
+        self.out_proj = nn.Linear(n_heads * self.d_head, d_model, bias=False)
+        self.reset_parameters()
+
+    def rank_law(self, seq_len: int) -> int:
+        free = softmax_freedom(seq_len, seq_len, normalized=True)
+        return min(self.n_heads, self.d_model * self.d_latent, free)
+
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> LatentState:
+        latents = torch.zeros(batch_size, 1, 0, self.d_latent + self.d_rope, dtype=dtype, device=device)
+        return LatentState(latents, torch.zeros(batch_size, dtype=torch.int64, device=device))
+
+    def mix(self, x: Tensor, state: LatentState, lengths: Tensor | None) -> tuple[Tensor, LatentState]:
+        seq_len, past = x.shape[1], state.latents.shape[2]
+        hidden = x
+        if self.query_down is not None and self.query_norm is not None:
+            hidden = self.query_norm(self.query_down(x))
+        q = rearrange(self.query_proj(hidden), "batch seq (head d) -> batch head seq d", head=self.n_heads)
+        q, q_rope = q.split((self.d_head, self.d_rope), dim=3)
+        c, k_rope = self.latent_proj(x).unsqueeze(1).split((self.d_latent, self.d_rope), dim=3)
+        positions = state.seen.unsqueeze(1) + torch.arange(seq_len, device=x.device)
+        q_rope, k_rope = (rotate(t, positions, self.rope_base, d_rope=self.d_rope) for t in (q_rope, k_rope))
+        latents = grow_cache(state.latents, torch.cat((self.latent_norm(c), k_rope), dim=3))
+        if past and seq_len <= self.d_head:
+            y = self._attend_to_latents(q, q_rope, latents, state.seen)
+        else:
+            c, k_rope = latents.split((self.d_latent, self.d_rope), dim=3)
+            kv = rearrange(self.kv_proj(c), "batch 1 slot (head d) -> batch head slot d", head=self.n_heads)
+            k, v = kv.split(self.d_head, dim=3)
+            k = torch.cat((k, k_rope.expand(-1, self.n_heads, -1, -1)), dim=3)
+            v = F.pad(v, (0, self.d_rope))  # torch's fused kernel asks for values as wide as the keys
+            y = attend(coefficient(torch.cat((q, q_rope), dim=3)), coefficient(k), v, state.seen)[..., : self.d_head]
+        seen = state.seen + (seq_len if lengths is None else lengths)
+        y = self.out_proj(rearrange(y, "batch head seq d -> batch seq (head d)"))
+        return y, LatentState(settle_cache(latents, lengths, seq_len), seen)
+
+    def _attend_to_latents(self, q: Tensor, q_rope: Tensor, latents: Tensor, seen: Tensor) -> Tensor:
+        """Attend with queries in the latent space, where the cache is the keys and the values of all heads."""
+        to_keys, to_values = rearrange(
+            self.kv_proj.weight, "(head part d) latent -> part head d latent", part=2, head=self.n_heads
+        ).to(q.dtype)
+        q = torch.cat((q @ to_keys, q_rope), dim=3)
+        q = q * (q.shape[3] / (self.d_head + self.d_rope)) ** 0.5  # attend divides by the root of the wider width
+        mixed = attend(coefficient(q), coefficient(latents), latents, seen)
+        return mixed[..., : self.d_latent] @ to_values.mT
