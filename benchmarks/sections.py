@@ -343,6 +343,33 @@ def scaling(sizes: Sizes) -> Section:
     return section
 
 
+def memory(sizes: Sizes) -> Section:
+    """Measure the peak memory of a training pass against length, where weights are computed in blocks of queries."""
+    lengths = sizes.lengths[len(sizes.lengths) // 2 - 1 :]
+    section = Section(
+        f"Peak memory of forward + backward at d_model {sizes.scaling_width}, batch of one, against the length L ="
+        f" {lengths[0]} … {lengths[-1]}: the exponent e of the power law L^e. Each number in a process of its own."
+    )
+    table = Table("", ["mixer", "e", *(f"MB at {n:,}" for n in lengths)])
+    for name in ("forgetting_attention", "path_attention"):
+        peaks = [float(isolated(_training_peak, name, seq_len, sizes)) for seq_len in lengths]
+        table.rows.append([name, exponent := _exponent(lengths, peaks), *(peak / 1e6 for peak in peaks)])
+        what = f"exponent of the memory of {name}, {lengths[0]} … {lengths[-1]}"
+        section.targets.append(Target(what, 1.1, exponent, least=False))
+    section.tables.append(table)
+    return section
+
+
+def _training_peak(name: str, seq_len: int, sizes: Sizes) -> int:
+    torch.set_num_threads(1)
+    mixer = create_mixer(name, d_model=sizes.scaling_width)
+    short, x = (
+        torch.randn(1, n, sizes.scaling_width, generator=peers.generator()) for n in (sizes.lengths[0], seq_len)
+    )
+    mixer(short).square().mean().backward()
+    return peak_bytes(lambda: mixer(x).square().mean().backward())
+
+
 LINEAR_TIME = {"linear attention", "delta rule", "time-invariant", "selective state space"}
 """Families whose time is meant to grow as the sequence does."""
 
@@ -519,6 +546,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Sizes], Section]]] = {
     "family": ("Linear recurrences and sLSTM against their peers", family.family),
     "decode": ("Decoding", decode),
     "scaling": ("Scaling with length", scaling),
+    "memory": ("Memory with length", memory),
     "steps": ("A training step of each mixer", steps),
     "end_to_end": ("End to end", end_to_end),
     "profiles": ("Profiles", profiles),

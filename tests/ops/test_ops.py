@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd import gradcheck
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests import reference
-from tests.cases import draw
+from tests.cases import draw, randomise
 from tests.tolerances import assert_close, tolerance
+from zoo import create_mixer
 from zoo.ops import trapezoid
 from zoo.ops.activation import heavy_tail, rms_norm, tanhc
 from zoo.ops.diagonal import diagonal_scan, ring_gain, zero_order_hold
@@ -19,6 +23,7 @@ from zoo.ops.precision import widest
 from zoo.ops.recurrent import linear_rnn
 from zoo.ops.scan import selective_scan
 from zoo.ops.toeplitz import long_conv
+from zoo.state import state_tensors
 
 
 def differentiable(*tensors: Tensor) -> list[Tensor]:
@@ -216,3 +221,58 @@ def test_heavy_tail_is_positive_and_smooth_at_zero() -> None:
 def test_rms_norm_is_its_definition_at_any_scale(scale: float, generator: torch.Generator) -> None:
     x, weight = scale * draw(2, 5, 6, generator=generator), draw(6, generator=generator)
     assert_close(rms_norm(x, weight), reference.rms_norm(x.numpy(), weight.numpy()))
+
+
+# Softmax attention.
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("forgetting_attention", {"n_kv_heads": 2}),
+        ("path_attention", {}),
+        ("path_attention", {"n_kv_heads": 2, "forget_gate": True}),
+    ],
+    ids=str,
+)
+def test_blocks_of_queries_are_all_queries_at_once(
+    name: str, options: dict[str, Any], generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a state, in ragged rows: outputs, states, gradients and their gradients."""
+    mixer = randomise(create_mixer(name, 8, **options), generator).double()
+    x, lengths = draw(2, 40, 8, generator=generator).requires_grad_(), torch.tensor([28, 9])
+
+    def outcome() -> list[Tensor]:
+        _, state = mixer.stream(x[:, :12])
+        y, after = mixer.stream(x[:, 12:], state, lengths)
+        found = [y, *(t for t in state_tensors(after) if t.is_floating_point())]
+        total = sum(t.square().sum() for t in found)
+        (gradient,) = torch.autograd.grad(total, x, create_graph=True)
+        return [*found, gradient, *torch.autograd.grad(gradient.square().sum(), [x, *mixer.parameters()])]
+
+    expected = outcome()
+    monkeypatch.setattr("zoo.ops.attention.QUERIES", 5)
+    for ours, once in zip(outcome(), expected, strict=True):
+        assert_close(ours, once)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("attention", {"n_kv_heads": 2}),
+        ("attention", {"sink": "constant"}),
+        ("attention", {"sink": "position", "n_kv_heads": 2}),
+        ("differential_attention", {}),
+        ("gated_attention", {}),
+        ("sliding_attention", {"n_kv_heads": 2}),
+    ],
+    ids=str,
+)
+def test_masks_groups_and_sinks_keep_to_fused_kernels(
+    name: str, options: dict[str, Any], generator: torch.Generator
+) -> None:
+    mixer, x = create_mixer(name, 16, **options), draw(2, 12, 16, generator=generator, dtype=torch.float32)
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+        y, state = mixer.stream(x)
+        again, _ = mixer.stream(x, state, torch.tensor([12, 5]))
+        (y.sum() + again.sum()).backward()

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
-from zoo.ops.attention import attend, forgetting_bias, grow_cache, settle_cache, shared_values_rank, softmax_freedom
+from zoo.ops.attention import (
+    forgetting_attend,
+    forgotten_since,
+    grow_cache,
+    settle_cache,
+    shared_values_rank,
+    softmax_freedom,
+)
 from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.time import without_padding
 from zoo.validate import head_width, require_positive, shared_heads
@@ -33,9 +40,9 @@ class ForgettingAttention(SequenceMixer):
 
     A position with f near zero hides from later ones all that came before it. There is no other position encoding.
     n_kv_heads shares keys and values between groups of query heads; gates are those of the query heads. The sums of
-    log f stand in a matrix over all pairs of positions that needs a gradient, which torch's fused kernel for softmax
-    attention does not give: at 1,024 positions a training step on a CPU has less than half of the tokens a second of
-    `gated_delta_net`.
+    log f are a matrix over pairs of positions that needs a gradient, which torch's fused kernel for softmax attention
+    does not give: at 1,024 positions a training step on a CPU has less than half of the tokens a second of
+    `gated_delta_net`. Blocks of queries are recomputed in the backward pass, so that memory is linear in the length.
 
     Coefficients. Queries and keys, log f. Values are linear, so that the offset is zero.
 
@@ -95,9 +102,9 @@ class ForgettingAttention(SequenceMixer):
         (log_forget,) = without_padding(lengths, log_forget)
         q, k, log_forget = coefficient(q), coefficient(k), coefficient(log_forget)
         keys, values = grow_cache(state.keys, k), grow_cache(state.values, v)
-        bias, forgotten = forgetting_bias(log_forget, state.forgotten.squeeze(3))
-        y = attend(q, keys, values, state.seen, bias)
-        grown = keys, values, forgotten.unsqueeze(3)
+        forgotten = state.forgotten.squeeze(3)
+        y = forgetting_attend(q, keys, values, state.seen, log_forget, forgotten)
+        grown = keys, values, forgotten_since(log_forget, forgotten).unsqueeze(3)
         keys, values, forgotten = (settle_cache(cache, lengths, seq_len) for cache in grown)
         seen = state.seen + (seq_len if lengths is None else lengths)
         y = self.out_proj(rearrange(y, "batch head seq d -> batch seq (head d)"))

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
-from zoo.ops.attention import attend_by, forgetting_bias, grow_cache, settle_cache, shared_values_rank, softmax_freedom
+from zoo.ops.attention import forgotten_since, grow_cache, settle_cache, shared_values_rank, softmax_freedom
 from zoo.ops.delta_rule import unit_length
-from zoo.ops.path import path_logits
+from zoo.ops.path import path_attend
 from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.time import without_padding
 from zoo.validate import head_width, require_positive, shared_heads
@@ -42,9 +42,10 @@ class PathAttention(SequenceMixer):
     of its own, up to a reflection. The product of maps is that of `delta_net`, which can track states where fixed
     rotations cannot. forget_gate adds (log f_{j+1} + ... + log f_i) / sqrt(d_head) to the logits, f a sigmoid per query
     head; `forgetting_attention` adds it undivided. n_kv_heads shares keys, values and maps between groups of query
-    heads. Computed in chunks, with one triangular solve each. Every chunk moves all keys before it, several
-    times the work of softmax attention and as quadratic in the length: at 1,024 positions a training step on a CPU has
-    less than half of the tokens a second of `gated_delta_net`.
+    heads. Computed in chunks, with one triangular solve each. Every chunk moves the keys before it in its block, every
+    block all keys before it: more work than softmax attention and as quadratic in the length. At 1,024 positions a
+    training step on a CPU has less than half of the tokens a second of `gated_delta_net`. Blocks are recomputed in the
+    backward pass, so that memory is linear in the length.
 
     Coefficients. Queries, keys, w and beta, log f. Values are linear, so that the offset is zero.
 
@@ -121,15 +122,15 @@ class PathAttention(SequenceMixer):
         beta = BETA_MAX * torch.sigmoid(self.beta_proj(x).to(wide)).transpose(1, 2)
         (beta,) = without_padding(lengths, beta)  # padding moves no key
         q, k, w, beta = coefficient(q), coefficient(k), coefficient(w), coefficient(beta)
-        logits, keys = path_logits(q, k, w, beta, state.keys)
+        log_forget = before = None
         forgotten: Any = ()
         if self.forget_proj is not None:
             log_forget = F.logsigmoid(self.forget_proj(x).to(wide)).transpose(1, 2)
             (log_forget,) = without_padding(lengths, log_forget)
-            bias, forgotten = forgetting_bias(coefficient(log_forget), state.forgotten.squeeze(3))
-            logits, forgotten = logits + bias, settle_cache(forgotten.unsqueeze(3), lengths, seq_len)
+            log_forget, before = coefficient(log_forget), state.forgotten.squeeze(3)
+            forgotten = settle_cache(forgotten_since(log_forget, before).unsqueeze(3), lengths, seq_len)
         values = grow_cache(state.values, v)
-        y = attend_by(logits * self.d_head**-0.5, values, state.seen)
+        y, keys = path_attend(q, k, values, w, beta, state.keys, state.seen, log_forget, before)
         keys, values = (settle_cache(cache, lengths, seq_len) for cache in (keys, values))
         seen = state.seen + (seq_len if lengths is None else lengths)
         y = self.out_proj(rearrange(y, "batch head seq d -> batch seq (head d)"))

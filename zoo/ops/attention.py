@@ -6,6 +6,10 @@ lag between query i and slot j is past + i - j in every row, however ragged the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from einops import rearrange
@@ -14,7 +18,11 @@ from torch import Tensor
 
 from zoo.cores import core
 from zoo.ops.chunked import segment_sums
+from zoo.ops.precision import full_precision
 from zoo.ops.time import right_align
+from zoo.ops.transforms import followed, whole_in_export
+
+QUERIES, MOST_BLOCKS = 256, 8
 
 
 @core("v", "batch head seq value")
@@ -38,24 +46,31 @@ def attend(
     Returns:
         One output a query and head.
     """
-    n_slots, seq_len = k.shape[2], q.shape[2]
-    grouped = bool(k.shape[1] != q.shape[1])  # torch.jit.trace compares shapes as tensors
-    past = n_slots - seq_len
-    if past == 0 and bias is None and sink is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-    visible = _visible(cached, past, seq_len)
-    if bias is None and sink is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=grouped)
-    logits = q.new_zeros(()) if bias is None else bias.to(q.dtype)
-    logits = logits.expand(q.shape[0], q.shape[1], seq_len, n_slots).masked_fill(~visible, -torch.inf)
+    past, seq_len = k.shape[2] - q.shape[2], q.shape[2]
+    d_head, d_value = int(q.shape[3]), int(v.shape[3])  # torch.jit.trace has tensors for shapes
+    # The fused kernels take no mask that needs a gradient, and want one width: the sink is a key in front, its logit a
+    # channel of the queries.
+    width = max(d_value, d_head if sink is None else d_head + 8 - d_head % 8)
+    q, k, v = (F.pad(t, (0, width - t.shape[3])) if t.shape[3] < width else t for t in (q, k, v))
     if sink is not None:
-        k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
-        column = sink.to(q.dtype).expand(q.shape[0], -1, seq_len).unsqueeze(-1)
-        logits = torch.cat((logits, column), dim=-1)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=logits, enable_gqa=grouped)
+        channel = (torch.arange(width, device=q.device) == d_head).to(q.dtype)
+        q = q + (sink.expand(len(q), -1, seq_len).unsqueeze(3) * d_head**0.5).to(q.dtype) * channel
+        k = torch.cat((channel.expand(*k.shape[:2], 1, width), k), dim=2)
+        v = F.pad(v, (0, 0, 1, 0))
+    grouped = bool(k.shape[1] != q.shape[1])
+    kernel = partial(F.scaled_dot_product_attention, scale=d_head**-0.5, enable_gqa=grouped)
+    extra = 0 if sink is None else 1
+    if past == 0 and bias is None:  # with a sink a query in front, so that the mask is the usual one
+        y = kernel(F.pad(q, (0, 0, extra, 0)) if extra else q, k, v, is_causal=True)[:, :, extra:]
+    else:
+        mask = F.pad(_visible(cached, past, seq_len), (extra, 0), value=True)
+        if bias is not None:
+            logits = F.pad(bias.to(q.dtype), (extra, 0))
+            mask = logits.expand(*q.shape[:3], -1).masked_fill(~mask, -torch.inf)
+        y = kernel(q, k, v, attn_mask=mask)
+    return y[..., :d_value]
 
 
-@core("v", "batch head seq value")
 def attend_by(
     logits: Float[Tensor, "batch n_heads seq slots"],
     v: Float[Tensor, "batch n_kv_heads slots d_value"],
@@ -68,22 +83,107 @@ def attend_by(
     return rearrange(grouped @ v.unsqueeze(2), "batch kv_head group seq d -> batch (kv_head group) seq d")
 
 
-def forgetting_bias(
-    log_forget: Float[Tensor, "batch n_heads seq"], forgotten: Float[Tensor, "batch n_heads past"]
-) -> tuple[Float[Tensor, "batch n_heads seq slots"], Float[Tensor, "batch n_heads slots"]]:
-    """log f_{j+1} + ... + log f_i at (i, j), for cached slots too (Lin et al. 2503.02130, section 3).
+@core("v", "batch head seq value")
+@whole_in_export(
+    "(Tensor q, Tensor k, Tensor v, Tensor cached, Tensor log_forget, Tensor forgotten) -> Tensor",
+    lambda q, k, v, cached, log_forget, forgotten: q.new_empty(*q.shape[:3], v.shape[3]),
+)
+def forgetting_attend(
+    q: Float[Tensor, "batch n_heads seq d_head"],
+    k: Float[Tensor, "batch n_kv_heads slots d_head"],
+    v: Float[Tensor, "batch n_kv_heads slots d_value"],
+    cached: Int[Tensor, " batch"],
+    log_forget: Float[Tensor, "batch n_heads seq"],
+    forgotten: Float[Tensor, "batch n_heads past"],
+) -> Float[Tensor, "batch n_heads seq d_value"]:
+    """`attend` with the bias log f_{j+1} + ... + log f_i at (i, j) (Lin et al. 2503.02130, section 3).
+
+    A block of queries at a time, recomputed in the backward pass: no matrix over all pairs of positions is kept.
 
     Args:
+        q, k, v, cached: as in `attend`.
         log_forget: log f of the chunk's positions; zero at positions that forget nothing.
         forgotten: sum over the positions between each cached slot and the chunk.
 
     Returns:
-        The bias, and for each slot, the chunk's too, the sum over the positions after it.
+        One output a query and head.
     """
-    within = segment_sums(log_forget)
+    past = k.shape[2] - q.shape[2]
+
+    def block(q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor, forgotten: Tensor) -> Tensor:
+        first = log_forget.shape[2] - q.shape[2]
+        bias = forgetting_bias(log_forget[:, :, first:], forgotten_since(log_forget[:, :, :first], forgotten))
+        return attend(q, k, v, cached + first, bias)
+
+    outputs = []
+    with full_precision(q.device):
+        for first, last in query_blocks(q):
+            slots = past + last
+            given = q[:, :, first:last], k[:, :, :slots], v[:, :, :slots], log_forget[:, :, :last], forgotten
+            outputs.append(recomputed(block, *given) if first else block(*given))
+    return torch.cat(outputs, dim=2)
+
+
+def forgetting_bias(
+    log_forget: Float[Tensor, "batch n_heads seq"], forgotten: Float[Tensor, "batch n_heads past"]
+) -> Float[Tensor, "batch n_heads seq slots"]:
+    """log f_{j+1} + ... + log f_i at (i, j), for cached slots too; arguments as in `forgetting_attend`."""
     so_far = log_forget.cumsum(2)
-    bias = torch.cat((forgotten.unsqueeze(2) + so_far.unsqueeze(3), within), dim=3)
-    return bias, torch.cat((forgotten + so_far[:, :, -1:], within[:, :, -1]), dim=2)
+    return torch.cat((forgotten.unsqueeze(2) + so_far.unsqueeze(3), segment_sums(log_forget)), dim=3)
+
+
+def forgotten_since(
+    log_forget: Float[Tensor, "batch n_heads seq"], forgotten: Float[Tensor, "batch n_heads past"]
+) -> Float[Tensor, "batch n_heads slots"]:
+    """Return for each slot, the chunk's too, the sum of log f over the positions after it.
+
+    Summed from the end, so that sums that matter are small and keep their digits.
+    """
+    from_end = F.pad(log_forget.flip(2).cumsum(2), (1, 0)).flip(2)
+    return torch.cat((forgotten + from_end[:, :, :1], from_end[:, :, 1:]), dim=2)
+
+
+def query_blocks(q: Float[Tensor, "batch n_heads seq d_head"]) -> list[tuple[int, int]]:
+    """Return the first and last positions of the blocks of queries whose weights are computed together.
+
+    On the CPU blocks are of one size, so that memory is linear in the sequence. Elsewhere there are at most eight, so
+    that the number of kernels is bounded. Short sequences, and code that is compiled or mapped, have one block.
+    """
+    seq_len = q.shape[2]
+    size = QUERIES if q.device.type == "cpu" else max(QUERIES, -(-seq_len // MOST_BLOCKS))
+    size = seq_len if followed() or seq_len <= 2 * QUERIES else size
+    return [(first, min(first + size, seq_len)) for first in range(0, seq_len, size)]
+
+
+def recomputed(block: Callable[..., Any], *given: Tensor | None) -> Any:
+    """`block(*given)`, a tensor or a tuple of them, of which only `given` is kept for the backward pass.
+
+    `torch.utils.checkpoint` does the same, and imports the compiler, five seconds, when it is first called.
+    """
+    return _Recomputed.apply(block, *given)
+
+
+class _Recomputed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, block: Callable[..., Any], *given: Tensor | None) -> Any:
+        ctx.block = block
+        ctx.save_for_backward(*given)
+        ctx.set_materialize_grads(False)
+        return block(*given)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        again = torch.is_grad_enabled()  # for a derivative of this one
+        with torch.enable_grad():
+            given = [None if t is None else t.view_as(t) for t in ctx.saved_tensors]
+            outputs = ctx.block(*given)
+        outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
+        wanted = [t for t, needed in zip(given, ctx.needs_input_grad[1:], strict=True) if needed and t is not None]
+        with torch.enable_grad():  # a sum: for the gradients of several outputs torch imports sympy, a second
+            parts = [(y * grad).sum() for y, grad in zip(outputs, grads, strict=True) if grad is not None]
+            total = torch.stack(parts).sum()
+        found = iter(torch.autograd.grad(total, wanted, create_graph=again, allow_unused=True))
+        return None, *(next(found) if needed else None for needed in ctx.needs_input_grad[1:])
 
 
 def _visible(cached: Tensor, past: int, seq_len: int) -> Bool[Tensor, "batch 1 seq slots"]:

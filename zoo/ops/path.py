@@ -1,25 +1,107 @@
-"""Logits of attention whose keys are moved by Householder-like maps on their way to the query."""
+"""Attention whose keys are moved by Householder-like maps on their way to the query."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from zoo.cores import core
+from zoo.ops.attention import attend_by, forgetting_bias, forgotten_since, query_blocks, recomputed
 from zoo.ops.precision import full_precision
 from zoo.ops.transforms import whole_in_export
 
 CHUNK = 64
 
 
+@core("v", "batch head seq value")
 @whole_in_export(
-    "(Tensor q, Tensor k, Tensor w, Tensor beta, Tensor cache) -> (Tensor, Tensor)",
-    lambda q, k, w, beta, cache: (
-        cache.new_empty(*q.shape[:3], cache.shape[2] + k.shape[2]),
+    "(Tensor q, Tensor k, Tensor v, Tensor w, Tensor beta, Tensor cache, Tensor cached, Tensor? log_forget, "
+    "Tensor? forgotten) -> (Tensor, Tensor)",
+    lambda q, k, v, w, beta, cache, cached, log_forget, forgotten: (
+        v.new_empty(*q.shape[:3], v.shape[3]),
         cache.new_empty(*k.shape[:2], cache.shape[2] + k.shape[2], k.shape[3]),
     ),
 )
+def path_attend(
+    q: Float[Tensor, "batch n_heads seq d_head"],
+    k: Float[Tensor, "batch n_kv_heads seq d_head"],
+    v: Float[Tensor, "batch n_kv_heads slots d_value"],
+    w: Float[Tensor, "batch n_kv_heads seq d_head"],
+    beta: Float[Tensor, "batch n_kv_heads seq"],
+    cache: Float[Tensor, "batch n_kv_heads past d_head"],
+    cached: Int[Tensor, " batch"],
+    log_forget: Float[Tensor, "batch n_heads seq"] | None = None,
+    forgotten: Float[Tensor, "batch n_heads past"] | None = None,
+) -> tuple[Float[Tensor, "batch n_heads seq d_value"], Float[Tensor, "batch n_kv_heads slots d_head"]]:
+    """softmax_j((q_i^T H_i ... H_{j+1} k_j + log f_{j+1} + ... + log f_i) / sqrt(d_head)) v_j, H as in `path_logits`.
+
+    A block of queries at a time, recomputed in the backward pass: no matrix over all pairs of positions is kept. The
+    keys before a block are moved up to it block by block, each time from where their own block ends.
+
+    Args:
+        q, k, w, beta, cache: as in `path_logits`.
+        v, cached: as in `attend`.
+        log_forget, forgotten: as in `forgetting_attend`; None for no gate.
+
+    Returns:
+        One output a query and head, and the keys of all slots, moved by all positions.
+    """
+    past, blocks = cache.shape[2], query_blocks(q)
+
+    def block(
+        q: Tensor, k: Tensor, w: Tensor, beta: Tensor, v: Tensor, gate: Any, forgotten: Any, *keys: Tensor
+    ) -> Any:
+        first = v.shape[2] - past - q.shape[2]
+        logits, after = path_logits(q, k, w, beta, _moved_up(*keys))
+        if gate is not None:
+            since = forgotten_since(gate[:, :, :first], forgotten)
+            logits = logits + forgetting_bias(gate[:, :, first:], since)
+        return attend_by(logits * int(q.shape[3]) ** -0.5, v, cached + first), after
+
+    outputs, after = [], cache
+    with full_precision(q.device):
+        q, k, w, beta = (t.to(cache.dtype) for t in (q, k, w, beta))
+        ends = _block_ends(k, w, beta, len(blocks) - 1, blocks[0][1])
+        for n, (first, last) in enumerate(blocks):
+            given = [t[:, :, first:last] for t in (q, k, w, beta)]
+            given += [v[:, :, : past + last], None if log_forget is None else log_forget[:, :, :last], forgotten]
+            given += [cache, *(t[:, :n] for t in ends)]
+            y, after = recomputed(block, *given) if n else block(*given)
+            outputs.append(y)
+    return torch.cat(outputs, dim=2), after
+
+
+def _block_ends(k: Tensor, w: Tensor, beta: Tensor, n_blocks: int, size: int) -> tuple[Tensor, Tensor]:
+    """Return, of each of the first blocks, its map of earlier keys, k^T -> k^T map, and its own keys where it ends."""
+    d_head = k.shape[3]
+    if not n_blocks:
+        return k.new_empty(len(k), 0, k.shape[1], d_head, d_head), k.new_empty(len(k), 0, k.shape[1], size, d_head)
+    # Blocks lie side by side in the batch; the rows of the identity, moved, are the map.
+    k, w, beta = (
+        t[:, :, : n_blocks * size].unflatten(2, (n_blocks, size)).transpose(1, 2).flatten(0, 1) for t in (k, w, beta)
+    )
+    identity = torch.eye(d_head, dtype=k.dtype, device=k.device).expand(*k.shape[:2], d_head, d_head)
+    *_, (*_, keys) = _chunks(k, w, beta, identity)
+    maps, own = keys.unflatten(0, (-1, n_blocks)).split((d_head, size), dim=3)
+    return maps, own
+
+
+def _moved_up(cache: Tensor, maps: Tensor, own: Tensor) -> Tensor:
+    """Return the cache and the keys of the blocks, all moved to the end of the last block."""
+    if maps.shape[1] == 0:
+        return cache
+    onwards = [torch.eye(maps.shape[3], dtype=maps.dtype, device=maps.device).expand_as(maps[:, 0])]
+    for over in maps.unbind(1)[::-1]:
+        onwards.append(over @ onwards[-1])
+    keys = own @ torch.stack(onwards[-2::-1], dim=1)
+    return torch.cat((cache @ onwards[-1], keys.transpose(1, 2).flatten(2, 3)), dim=2)
+
+
 def path_logits(
     q: Float[Tensor, "batch n_heads seq d_head"],
     k: Float[Tensor, "batch n_kv_heads seq d_head"],
@@ -48,20 +130,27 @@ def path_logits(
     Returns:
         The logits for the cached slots and the chunk's, and the keys of all of them, moved by all positions.
     """
-    seq_len, n_slots, keys = k.shape[2], cache.shape[2] + k.shape[2], cache
+    n_slots = cache.shape[2] + k.shape[2]
     with full_precision(q.device):
-        q, k, w, beta = (t.to(cache.dtype) for t in (q, k, w, beta.unsqueeze(3)))
+        q, k, w, beta = (t.to(cache.dtype) for t in (q, k, w, beta))
         q = q.unflatten(1, (k.shape[1], q.shape[1] // k.shape[1]))
-        logits = []
-        for first in range(0, seq_len, CHUNK):
-            past, here = keys.shape[2], slice(first, first + CHUNK)
+        logits, after = [], cache
+        for here, keys, taken, after in _chunks(k, w, beta, cache):  # noqa: B007 (the last one is returned)
             q_c, w_c = q[:, :, :, here], w[:, :, here]
-            keys = torch.cat((keys, k[:, :, here]), dim=2)
-            scaled = beta[:, :, here] * w_c
-            taken = torch.linalg.solve_triangular(
-                (scaled @ w_c.mT).tril(-1), (scaled @ keys.mT).tril(past - 1), upper=False, unitriangular=True
-            )
             read = q_c @ keys.mT.unsqueeze(2) - (q_c @ w_c.mT.unsqueeze(2)).tril() @ taken.unsqueeze(2)
             logits.append(F.pad(read, (0, n_slots - keys.shape[2])))
-            keys = keys - taken.mT @ w_c
-    return torch.cat(logits, dim=3).flatten(1, 2), keys
+    return torch.cat(logits, dim=3).flatten(1, 2), after
+
+
+def _chunks(k: Tensor, w: Tensor, beta: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+    """Yield for each chunk its positions, the keys before it and its own, C of `path_logits`, and the keys after."""
+    for first in range(0, k.shape[2], CHUNK):
+        past, here = keys.shape[2], slice(first, first + CHUNK)
+        w_c, keys = w[:, :, here], torch.cat((keys, k[:, :, here]), dim=2)
+        scaled = beta[:, :, here].unsqueeze(3) * w_c
+        taken = torch.linalg.solve_triangular(
+            (scaled @ w_c.mT).tril(-1), (scaled @ keys.mT).tril(past - 1), upper=False, unitriangular=True
+        )
+        after = keys - taken.mT @ w_c
+        yield here, keys, taken, after
+        keys = after
