@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 import signal
 import tomllib
 import zlib
 from collections.abc import Generator, Iterator
+from typing import Any
 
 # Set before torch, matplotlib or datasets is imported; subprocesses inherit them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small tensors: more threads are slower
@@ -184,3 +186,23 @@ def unchecked_shapes() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Headless Chromium that keeps what its console says and what it asks the network for."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if program is None or driver is None:
+        pytest.skip("needs chromium and chromedriver on the PATH")
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    switches = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking"
+    for switch in f"{switches} disable-component-update disable-sync window-size=1400,2400".split():
+        options.add_argument(f"--{switch}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    chrome = webdriver.Chrome(options=options, service=Service(driver))
+    yield chrome
+    chrome.quit()

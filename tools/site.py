@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ROOT / "build" / "pages"
+PAGES, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
 KEPT = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/learning.md", "benchmarks/first_run.md")
 """Pages outside docs/, besides the README."""
 PACKAGES = ("zoo", "tasks", "lab")
@@ -31,11 +31,21 @@ def main() -> int:
         (PAGES / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, PAGES / name)
     shutil.copy(ROOT / "README.md", PAGES / "index.md")
+    gallery = (ROOT / "tools" / "gallery.html").read_text(encoding="utf-8")
+    data = (PAGES / "gallery.json").read_text(encoding="utf-8").replace("</", "<\\/")
+    (PAGES / "gallery.html").write_text(gallery.replace("/*DATA*/", data), encoding="utf-8")
     (PAGES / "api.md").write_text(api(), encoding="utf-8")
     for page in PAGES.rglob("*.md"):
         page.write_text(with_links(page), encoding="utf-8")
     program = Path(sys.executable).with_name("zensical")
-    return subprocess.run([program, "build", "--strict"], cwd=ROOT, check=False).returncode
+    status = subprocess.run([program, "build", "--strict"], cwd=ROOT, check=False).returncode
+    # What a search from disk needs is asked of a server: it is put beside the pages (iframe-worker 1.0.4, MIT).
+    shutil.copy(ROOT / "tools/iframe-worker/shim.js", SITE / "assets/shim.js")
+    for page in SITE.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        here = os.path.relpath(SITE / "assets/shim.js", page.parent)
+        page.write_text(text.replace("https://unpkg.com/iframe-worker/shim", here), encoding="utf-8")
+    return status
 
 
 def api() -> str:

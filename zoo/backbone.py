@@ -50,7 +50,8 @@ class Backbone(Pretrained):
             the last of them; 0 for no decoder.
         n_experts: experts in the channel mixer of each expert layer; 0 for a single SwiGLU in every layer.
         top_k: how many experts serve a position.
-        expert_period, expert_offset: layers expert_offset, expert_offset + expert_period, ... have experts.
+        expert_period: layers expert_offset, expert_offset + expert_period, ... have experts.
+        expert_offset: the first of them.
         norm_eps: epsilon of the residual backbone's norms.
         blocks: options of each layer's `ResidualBlock` by itself, such as `{"d_channel": 128, "channel": "relu2"}`, in
             place of d_channel, n_experts, top_k, expert_period and expert_offset.

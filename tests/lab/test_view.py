@@ -8,14 +8,13 @@ import json
 import math
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -448,26 +447,6 @@ def test_a_mixer_without_state_stands_before_the_axis_of_states() -> None:
 # The page
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Headless Chromium that keeps what its console says and what it asks the network for."""
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if program is None or driver is None:
-        pytest.skip("needs chromium and chromedriver on the PATH")
-    options = webdriver.ChromeOptions()
-    options.binary_location = program
-    switches = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking"
-    for switch in f"{switches} disable-component-update disable-sync window-size=1400,2400".split():
-        options.add_argument(f"--{switch}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    chrome = webdriver.Chrome(options=options, service=Service(driver))
-    yield chrome
-    chrome.quit()
-
-
 class Page:
     """compare.html in the browser, as a reader sees and uses it."""
 
@@ -606,8 +585,8 @@ def test_charts_out_of_sight_are_drawn_and_the_page_is_dark_on_demand(written: P
 
     browser.set_window_size(1400, 300)
     try:
-        assert look("light") == ["rgb(255, 255, 255)", "#ffffff", "#009e73"]
-        assert look("dark") == ["rgb(20, 24, 28)", "#14181c", "rgb(89, 192, 164)"]
+        assert look("light") == ["rgb(255, 255, 255)", "#ffffff", "#d55e00"]
+        assert look("dark") == ["rgb(20, 24, 28)", "#14181c", "rgb(228, 150, 89)"]
     finally:
         browser.set_window_size(1400, 2400)
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

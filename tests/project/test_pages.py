@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.wait import WebDriverWait
 
 from tests import ROOT, python
 from zoo import __main__ as command
@@ -46,10 +50,65 @@ def test_the_verb_writes_all_pages(tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(capsys.readouterr().out.splitlines()) == len(MIXERS) + 1
 
 
-@pytest.mark.slow
-def test_the_site_is_built_and_no_link_leads_nowhere() -> None:
+@pytest.fixture(scope="module")
+def site() -> Path:
+    """The site, built with a check that no link leads nowhere."""
     python("tools/site.py")
-    assert (ROOT / "build/site/api.html").is_file()
+    return ROOT / "build" / "site"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page", ["index.html", "results.html", "api.html", "gallery.html", "gallery.html#attention,ssd"]
+)
+def test_a_page_of_the_site_fits_every_screen_in_both_colours(page: str, site: Path, browser: Any) -> None:
+    for width, colour in itertools.product((390, 800, 1400), ("light", "dark")):
+        media = {"features": [{"name": "prefers-color-scheme", "value": colour}]}
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        browser.get("about:blank")
+        browser.get(f"{site.as_uri()}/{page}")
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        assert [entry["message"] for entry in browser.get_log("browser")] == []
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.slow
+def test_the_site_is_searched_from_disk(site: Path, browser: Any) -> None:
+    browser.get((site / "index.html").as_uri())
+    browser.find_element("css selector", ".md-search__button").click()
+    waiting = WebDriverWait(browser, 20)
+    waiting.until(lambda _: browser.switch_to.active_element.tag_name == "div")  # which holds the field
+    browser.switch_to.active_element.send_keys("starts_of_mamba")
+
+    def opened(_: Any) -> bool:
+        browser.switch_to.active_element.send_keys(Keys.ENTER)  # opens the first hit once there is one
+        return "results.html" in browser.current_url
+
+    waiting.until(opened)
+
+
+@pytest.mark.slow
+def test_the_gallery_is_explored_by_keyboard(site: Path, browser: Any) -> None:
+    def shown(selector: str) -> list[str]:
+        return browser.execute_script(
+            "return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)", selector
+        )
+
+    browser.get("about:blank")
+    browser.get((site / "gallery.html").as_uri())
+    assert shown(".card h2") == list_mixers()
+    browser.find_element("id", "find").send_keys("delta rule")
+    assert set(shown(".card h2")) < set(list_mixers())
+    browser.switch_to.active_element.send_keys(Keys.TAB)
+    browser.switch_to.active_element.send_keys(Keys.ENTER)
+    (chosen,) = shown(".side h2")
+    assert browser.current_url.endswith(f"#{chosen}")
+    before = shown(".side svg")[0]
+    browser.switch_to.active_element.send_keys(Keys.ARROW_LEFT)  # the query position has the focus
+    assert shown("#at") == ["30"]
+    assert shown(".side svg")[0] != before
 
 
 class Whole:
