@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from lab.view.charts import charts_of, colours
 from lab.view.page import as_page
-from lab.view.picture import heat_map
+from lab.view.picture import heat_map, paper_figure
 from lab.view.rows import Group, group_runs
 from lab.view.runs import read_runs
 from lab.view.table import as_csv, explain, section_of, table_of
 from zoo.errors import UsageError
 from zoo.extras import require_extra
-from zoo.report.files import write_all
+from zoo.report.files import write_all, write_atomically
 from zoo.report.page import LISTED, as_markdown
-from zoo.report.plots import as_png
+from zoo.report.plots import KINDS, as_image, as_png
 from zoo.report.terminal import Parser, make_console
 
 _ABOUT = "Mean ± standard deviation over seeds; the best mean of a task and budget is marked."
@@ -23,6 +25,8 @@ _OF_THE_PAGE = (
     "configuration in all charts, double-click to hide all others. The numbers next to the seeds link to the runs. "
     "The address keeps the selection."
 )
+_OF_A_PAPER = ("curve", "length", "state", "heads")
+"""Kinds of charts that `--figure` draws."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,6 +47,8 @@ def main(argv: Sequence[str]) -> int:
     add("--out", type=Path, metavar="DIR", help="folder of the files; default DIR/compare")
     add("--trials", action="store_true", help="include the trials that sweep.py --tune did not pick")
     add("--any_budget", action="store_true", help="rank runs of different steps, batch sizes and n_train together")
+    add("--figure", type=Path, metavar="FILE", help="instead, write a figure for a paper: a name in .pdf, .svg or .png")
+    add("--columns", type=int, choices=(1, 2), default=1, help="width of the figure in columns of a page (1)")
     add("--tensorboard", action="store_true", help="instead of writing files, serve TensorBoard until Ctrl-C")
     add("--port", type=int, metavar="N", help="port of TensorBoard (6006, or the next that is free)")
     arguments = parser.parse_args(argv)
@@ -50,6 +56,8 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("--port goes with --tensorboard")
     if arguments.out is not None and arguments.tensorboard:
         raise UsageError("--tensorboard writes no files: leave --out out")
+    if arguments.figure is not None and (kind := arguments.figure.suffix[1:]) not in KINDS:
+        raise UsageError(f"--figure ends with .{kind or '?'}; write .{', .'.join(KINDS)}")
     for module in ("rich.table", "matplotlib.figure", "plotly.offline", "jinja2"):
         require_extra(module)
     found = read_runs(arguments.folder, trials=True)
@@ -67,6 +75,18 @@ def main(argv: Sequence[str]) -> int:
         from lab.view.tensorboard import show_in_tensorboard
 
         show_in_tensorboard(groups, arguments.port, lambda line: print(line, flush=True))
+    elif arguments.figure is not None:
+        known = colours(groups)
+        charts = [
+            replace(chart, title=group.title)
+            for group in groups
+            for chart in charts_of(group, known)
+            if chart.kind in _OF_A_PAPER
+        ]
+        if not charts:
+            raise UsageError(f"{arguments.folder} has no curves or scores to draw yet")
+        write_atomically(arguments.figure, as_image(paper_figure(charts, arguments.columns), kind))
+        print(arguments.figure)
     else:
         for file in write_comparison(groups, arguments.out or arguments.folder / "compare"):
             print(file)

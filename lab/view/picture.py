@@ -1,4 +1,4 @@
-"""A picture without interaction, by matplotlib: a heat map of configurations against tasks.
+"""Pictures without interaction, by matplotlib: a heat map of configurations against tasks, and a figure for a paper.
 
 The charts of the page are plotly's (`lab.view.page`).
 """
@@ -11,9 +11,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from lab.run.score import BASELINE, level, score_text, skill
+from lab.view.charts import Chart
 from lab.view.rows import Group
+from zoo.extras import require_extra
 from zoo.report.numbers import Number
-from zoo.report.plots import new_figure, styled
+from zoo.report.plots import name_lines, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 _MOST_ROWS = 60  # of the heat map: the best
 _COLUMN, _ROW, _LETTER, _MARGINS = 0.85, 0.3, 0.08, (1.6, 1.5)  # inches, of the heat map
 _GREY = "0.5"
+_COLUMN_WIDTH, _PANEL_HEIGHT = 3.35, 2.4  # inches
 _DARK = 0.55  # cells up to this share are so dark that their text is white
 
 
@@ -88,4 +91,34 @@ def heat_map(groups: Sequence[Group]) -> Figure:
     bar = figure.colorbar(image, ax=axes)
     bar.set_label(label, color=_GREY)
     bar.ax.tick_params(labelcolor=_GREY)
+    return figure
+
+
+@styled
+def paper_figure(charts: Sequence[Chart], columns: int) -> Figure:
+    """Draw charts at the width of one or two columns of a page, lines named at their ends.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    rows = -(-len(charts) // columns)
+    with require_extra("matplotlib").rc_context({"font.size": 8}):
+        figure = require_extra("matplotlib.figure").Figure(figsize=(_COLUMN_WIDTH * columns, _PANEL_HEIGHT * rows))
+        places = figure.subplots(rows, columns, squeeze=False).flat
+        for axes, chart in zip(places, charts, strict=False):
+            axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
+            axes.set_title(chart.title, fontsize=8)
+            for wanted, scale in ((chart.log_x, axes.set_xscale), (chart.log_y, axes.set_yscale)):
+                if wanted:
+                    scale("log")
+            for each in chart.series:
+                look = {"color": each.colour, "linestyle": ("-", "--", ":")[each.variant % 3], "linewidth": 1.2}
+                axes.plot(each.x, each.y, label=each.label, marker="" if chart.kind == "curve" else "o", ms=2.5, **look)
+                low, high = each.band(chart.log_y)
+                axes.fill_between(each.x, low, high, color=each.colour, alpha=0.15, linewidth=0)
+            if chart.chance is not None:
+                axes.axhline(chart.chance, color=_GREY, linewidth=0.8, linestyle="--")
+            name_lines(axes)
+        for axes in list(figure.axes)[len(charts) :]:
+            axes.set_axis_off()
     return figure

@@ -444,6 +444,21 @@ def test_a_mixer_without_state_stands_before_the_axis_of_states() -> None:
     assert drawn_charts(only(runs[:1])) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "begins"), [("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")])
+def test_a_figure_for_a_paper_is_one_file_with_text_that_stays_text(
+    kind: str, begins: bytes, varied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / f"figure.{kind}"
+    lines(capsys, varied, "--figure", file, "--columns", 2)
+    content = file.read_bytes()
+    assert content.startswith(begins)
+    assert b"Type3" not in content
+    assert kind != "svg" or b">lstm</text>" in content
+    assert not (varied / "compare").exists()
+    assert "pdf" in lines(capsys, varied, "--figure", "figure.gif", status=2)[1]
+
+
 # The page
 
 

@@ -9,6 +9,7 @@ import functools
 import io
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from zoo.extras import require_extra
@@ -27,6 +28,9 @@ COLOURS = (
 )
 """Twelve colours, chosen to be told apart by colour-blind readers too."""
 
+KINDS: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {"Software": None}}
+"""Formats of pictures, with the metadata that each would change from day to day."""
+
 _STYLE = {
     "axes.grid": True,
     "axes.titlesize": 11,
@@ -39,7 +43,7 @@ _STYLE = {
     "lines.markersize": 4,
 }
 _PANEL = (6.0, 4.2)  # inches; legible in TensorBoard's panes
-_NAME, _NEAR_THE_EDGE = 8, 0.8  # points, of a line's name; share of the width
+_NAME, _NAME_LENGTH, _NEAR_THE_EDGE = 8, 28, 0.8  # points and characters of a line's name; share of the width
 _LEGEND, _LEGEND_LINES = 1.6, 18  # width and length of a column of a legend beside the axes
 
 
@@ -109,30 +113,30 @@ def name_lines(axes: Axes) -> None:
     axes.autoscale_view()
     into_axes, beside = (axes.transData + axes.transAxes.inverted()).transform, []
     for line in axes.get_lines():
-        name, points = str(line.get_label()), into_axes(line.get_xydata())
+        name, points = fill(str(line.get_label()), _NAME_LENGTH), into_axes(line.get_xydata())
         x, y = map(float, points[-1])
         if name.startswith("_"):
             continue
         if x >= _NEAR_THE_EDGE:
-            beside.append((round(y, 2), float(points[:, 1].mean()), (x, y), line))
+            beside.append((round(y, 2), float(points[:, 1].mean()), (x, y), line, name))
         else:
             near: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "center"}
             axes.annotate(name, (x, y), (6, 0), color=line.get_color(), fontsize=_NAME, **near)
     beside.sort(key=lambda each: each[:2])
-    gap = 1.3 * _NAME / 72 / (axes.bbox.height / axes.figure.dpi)
+    height = 1.3 * _NAME / 72 / (axes.bbox.height / axes.figure.dpi)
+    half = [height * (1 + name.count("\n")) / 2 for *_, name in beside]
     places: list[float] = []
-    for y, *_ in beside:
-        places.append(max(y, places[-1] + gap) if places else y)
-    top = 1.0  # a stack that would leave the axes is pushed down again
+    for at, (y, *_) in enumerate(beside):
+        places.append(max(y, places[-1] + half[at - 1] + half[at]) if places else y)
+    top = 1.0 + height  # a stack that would leave the axes is pushed down again
     for at in reversed(range(len(places))):
-        places[at] = min(places[at], top)
-        top = places[at] - gap
-    for (*_, end, line), place in zip(beside, places, strict=True):
+        places[at] = min(places[at], top - half[at])
+        top = places[at] - half[at]
+    for (*_, end, line, name), place in zip(beside, places, strict=True):
         arrow = {"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.5, "shrinkA": 2, "shrinkB": 3}
         arrow["relpos"] = (0, 0.5)
         right: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "axes fraction", "va": "center"}
-        text = str(line.get_label())
-        axes.annotate(text, end, (1.03, place), color=line.get_color(), fontsize=_NAME, arrowprops=arrow, **right)
+        axes.annotate(name, end, (1.03, place), color=line.get_color(), fontsize=_NAME, arrowprops=arrow, **right)
 
 
 def legend_beside(axes: Axes, title: str) -> None:
@@ -148,8 +152,14 @@ def legend_columns(lines: int) -> int:
 
 def as_png(figure: Figure) -> bytes:
     """Return the figure as a PNG file, the same bytes for the same picture."""
-    content = io.BytesIO()
-    figure.savefig(content, format="png", metadata={"Software": None})
+    return as_image(figure, "png")
+
+
+def as_image(figure: Figure, kind: str) -> bytes:
+    """Return the figure as a file, one of `KINDS`, the same bytes for the same picture; text stays text."""
+    content, settings = io.BytesIO(), {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "zoo"}
+    with require_extra("matplotlib").rc_context(settings):
+        figure.savefig(content, format=kind, metadata=KINDS[kind])
     return content.getvalue()
 
 
