@@ -1,4 +1,4 @@
-"""The Triton scan against a loop over time in float64: on a CUDA device, else in Triton's interpreter."""
+"""The Triton scan against a loop over time in float64, on a CUDA device or interpreted; kernels for GPUs not here."""
 
 from __future__ import annotations
 
@@ -109,29 +109,37 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from zoo.ops import scan_triton as ours
+from zoo.ops import carry_triton, scan_triton
 
-def compile_kernel(kernel, tile, values, **steps):
-    constants = dict(d_inner=96, d_state=16, STATES=tile.states, CHANNELS=tile.channels, **steps)
-    types = {name: "constexpr" for name in constants} | {"batch": "i32", "seq_len": "i32"}
+def compile_kernel(kernel, values, constants, **options):
+    types = {name: "i32" for name in kernel.arg_names} | {name: "constexpr" for name in constants}
     of_values = {f"{name}_ptr" for name in ("x", "dt", "y", "grad_x", "grad_dt", "grad_y")}
-    signature = {name: types.get(name, f"*{values if name in of_values else 'fp32'}") for name in kernel.arg_names}
-    source = ASTSource(kernel, signature=signature, constexprs=constants)
-    options = dict(num_warps=tile.warps, enable_fp_fusion=True)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    types |= {name: f"*{values if name in of_values else 'fp32'}" for name in kernel.arg_names if name.endswith("_ptr")}
+    source = ASTSource(kernel, signature=types, constexprs=constants)
+    options = dict(enable_fp_fusion=True, **options)
+    compiled = triton.compile(source, target=GPUTarget("cuda", int(sys.argv[1]), 32), options=options)
+    assert compiled.asm["cubin"]
+    return compiled.asm["ptx"]
 
-steps = dict(STEPS=ours.CHUNK, FULL=False)
-forward = compile_kernel(ours._forward, ours.forward_tile(16), "bf16", **steps)
-steps = dict(STEPS=ours.STEPS_BACKWARD, PARTS=ours.CHUNK // ours.STEPS_BACKWARD, FULL=False)
-backward = compile_kernel(ours._backward, ours.backward_tile(16), "bf16", **steps)
-for kernel in (forward, backward):
-    assert "ex2.approx" in kernel.asm["ptx"]
-    assert "div." not in kernel.asm["ptx"].replace("div.s32", "").replace("div.u32", "")  # floats by floats
-    assert kernel.asm["cubin"]
+sizes = dict(d_inner=96, d_state=16, FULL=False)
+for kernel, tile, steps in (
+    (scan_triton._forward, scan_triton.forward_tile(16), dict(STEPS=scan_triton.CHUNK)),
+    (scan_triton._backward, scan_triton.backward_tile(16), dict(STEPS=scan_triton.STEPS_BACKWARD, PARTS=2)),
+):
+    constants = dict(sizes, STATES=tile.states, CHANNELS=tile.channels, **steps)
+    ptx = compile_kernel(kernel, "bf16", constants, num_warps=tile.warps)
+    assert "ex2.approx" in ptx
+    assert "div." not in ptx.replace("div.s32", "").replace("div.u32", "")  # floats by floats
+for backwards in (False, True):
+    compile_kernel(carry_triton._decayed, "fp32", dict(BACKWARDS=backwards, COMPLEX=backwards, NUMBERS=256))
+    tile = dict(SIZE=64 if backwards else 32, KEYS=carry_triton.KEYS, VALUES=carry_triton.VALUES)
+    assert "tf32" not in compile_kernel(carry_triton._erased, "fp32", dict(tile, BACKWARDS=backwards, ADDED=backwards))
 """
 
 
 @pytest.mark.slow
-def test_the_kernels_compile_for_a_gpu_that_is_not_here() -> None:
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_the_kernels_compile_for_a_gpu_that_is_not_here(capability: int) -> None:
     """The interpreter takes much that the compiler refuses. Compiling needs no device, but a process of its own."""
-    python("-c", COMPILE, env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"})
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    python("-c", COMPILE, str(capability), env=environment)

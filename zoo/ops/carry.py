@@ -61,7 +61,7 @@ def _carried(*given: Tensor | None) -> Carried:
 
 
 class _Carry(torch.autograd.Function):
-    """Both recurrences, from the last chunk to the first if `backwards`.
+    """Both recurrences; if `backwards`, from the last chunk to the first, with the opposite sign of sought and keys.
 
     Their adjoint is the same recurrence the other way round, so that it can be differentiated again: S is the gradient
     of the state, `added` that of the entering states; keys and sought change places. Left to autograd, each chunk would
@@ -69,31 +69,34 @@ class _Carry(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(*given: Any) -> Carried:
-        return _run(*given)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Carried) -> None:
-        _, decay, _, keys, sought, _, ctx.backwards = inputs
-        entering, _, written = output
+    def forward(ctx: Any, *given: Any) -> Carried:
+        entering, final, written = _run(*given)
+        _, decay, _, keys, sought, _, ctx.backwards = given
         ctx.save_for_backward(decay, keys, sought, entering, written)
+        return entering, final, written
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         decay, keys, sought, entering, written = ctx.saved_tensors
         grad_entering, grad_final, grad_written = grads
-        erasing = (None,) * 3 if keys is None else (sought.mH, keys.mH, -grad_written)
+        erasing = (None,) * 3 if keys is None else (sought.mH, keys.mH, grad_written)
         given = grad_final, decay.conj(), grad_entering, *erasing, not ctx.backwards
         arriving, grad_state, erased = _Carry.apply(*given)
         grad_decay = (arriving * entering.conj()).sum_to_size(decay.shape) if ctx.needs_input_grad[1] else None
         grad_added = arriving if ctx.needs_input_grad[2] else None
         if keys is None:
             return grad_state, grad_decay, grad_added, None, None, None, None
-        return grad_state, grad_decay, grad_added, arriving @ written.mH, erased @ entering.mH, -erased, None
+        grad_keys, grad_sought = arriving @ written.mH, erased @ entering.mH
+        if ctx.backwards:
+            return grad_state, grad_decay, grad_added, -grad_keys, grad_sought, erased, None
+        return grad_state, grad_decay, grad_added, grad_keys, -grad_sought, erased, None
 
 
 def _run(*given: Any) -> Carried:
-    """S_{c+1} = decay_c S_c + added_c + keys_c (values_c - sought_c S_c): the parts that are given."""
+    """S_{c+1} = decay_c S_c + added_c + keys_c (values_c - sought_c S_c): the parts that are given.
+
+    If `backwards`, S_{c-1} = decay_c S_c + added_c - keys_c (values_c + sought_c S_c).
+    """
     state, keys, backwards = given[0], given[3], given[6]
     if on_cpu(state):
         return _one_by_one(*given)
@@ -116,17 +119,17 @@ def _one_by_one(
 ) -> Carried:
     decays = decay.unbind(2)
     adds, key, seeks, value = (None if t is None else t.unbind(2) for t in (added, keys, sought, values))
-    entering, written = [], []
-    for c in range(len(decays))[:: -1 if backwards else 1]:
+    entering, written, sign = [], [], -1 if backwards else 1
+    for c in range(len(decays))[::sign]:
         entering.append(state)
         if key is None or seeks is None or value is None:
             assert adds is not None
             state = torch.addcmul(adds[c], decays[c], state)
             continue
-        written.append(value[c] - seeks[c] @ state)
+        written.append(value[c].sub(seeks[c] @ state, alpha=sign))
         change = key[c] @ written[-1]
-        state = torch.addcmul(change if adds is None else adds[c] + change, decays[c], state)
-    entering, written = (torch.stack(t[::-1] if backwards else t, dim=2) if t else None for t in (entering, written))
+        state = torch.addcmul(change if adds is None else adds[c].add(change, alpha=sign), decays[c], state)
+    entering, written = (torch.stack(t[::sign], dim=2) if t else None for t in (entering, written))
     assert entering is not None
     return entering, state, written
 
@@ -143,6 +146,8 @@ def _pairwise(
     if backwards:
         decay = decay.flip(2)
         added, keys, sought, values = (None if t is None else t.flip(2) for t in (added, keys, sought, values))
+        if sought is not None and keys is not None:
+            keys, sought = -keys, -sought
         entering, final, written = _pairwise(state, decay, added, keys, sought, values, False)
         return entering.flip(2), final, None if written is None else written.flip(2)
     if keys is None or sought is None or values is None:

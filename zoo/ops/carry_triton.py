@@ -5,8 +5,8 @@
 
 In `erased` a program has one head of one row and a block of value channels, which share nothing. It reads the entering
 state again in tiles of keys, from where it has written it a moment before and where the processor's cache holds it:
-so any number of keys fits. All products are in full float32. Inputs are read by their strides, last chunk first if
-`backwards`. Under TRITON_INTERPRET=1 the same code runs on the CPU.
+so any number of keys fits. All products are in full float32. Inputs are read by their strides. `backwards`: last chunk
+first, and keys and sought with the opposite sign. Under TRITON_INTERPRET=1 the same code runs on the CPU.
 """
 
 from __future__ import annotations
@@ -118,7 +118,11 @@ def _erased(
             s = tl.load(now_ptr + at[:, None] * d_value, mask=inside, other=0.0)
             from_sought = sought_ptr + chunk * sought_chunk + r[:, None] * sought_size + at[None, :] * sought_key
             sought = tl.load(from_sought, mask=(r[:, None] < size) & (at[None, :] < d_key), other=0.0)
-            written -= tl.dot(sought, s, input_precision="ieee")
+            found = tl.dot(sought, s, input_precision="ieee")
+            if BACKWARDS:
+                written += found
+            else:
+                written -= found
         tl.store(written_ptr + (chunk * size + r[:, None]) * d_value, written, mask=here)
         for first in range(0, d_key, KEYS):
             at = first + k
@@ -127,7 +131,11 @@ def _erased(
             a = tl.load(decay_ptr + chunk * decay_chunk + at[:, None] * decay_key, mask=at[:, None] < d_key, other=0.0)
             from_keys = keys_ptr + chunk * keys_chunk + at[:, None] * keys_key + r[None, :] * keys_size
             keys = tl.load(from_keys, mask=(r[None, :] < size) & (at[:, None] < d_key), other=0.0)
-            s = a * s + tl.dot(keys, written, input_precision="ieee")
+            change = tl.dot(keys, written, input_precision="ieee")
+            if BACKWARDS:
+                s = a * s - change
+            else:
+                s = a * s + change
             if ADDED:
                 s += tl.load(added_ptr + chunk * added_chunk + at[:, None] * added_key, mask=inside, other=0.0)
             tl.store(next_ptr + at[:, None] * d_value, s, mask=inside)
