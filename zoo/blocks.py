@@ -16,7 +16,7 @@ from zoo.contract import SequenceMixer
 from zoo.modules import no_weight_decay, reset_submodules
 from zoo.ops.activation import gelu, gelu_gate, rms_norm, silu_gate
 from zoo.ops.conv import causal_conv
-from zoo.ops.experts import balance, grouped_linear, route
+from zoo.ops.experts import Load, count_load, grouped_linear, route
 from zoo.ops.precision import Device, DType
 from zoo.ops.time import Lengths, as_lengths, reverse, valid_positions
 from zoo.validate import require_choice, require_positive
@@ -118,16 +118,15 @@ class Experts(nn.Module):
         gate_shared: multiply the shared expert by sigmoid(w . x), a coefficient (Qwen2-MoE 2407.10671).
 
     Attributes:
-        balance_loss: of the last forward pass in training mode (`zoo.ops.experts.balance`), differentiable: what to
-            add to the loss so that the experts share the work.
-        load: in that pass, the share of positions that each expert served, (n_experts,); adds up to top_k.
+        counted: load of the last forward pass in training mode, None before.
+        balance_loss: its `Load.balance`, differentiable: added to the loss, it makes the experts share the work.
+        load: its `Load.share`, the share of positions that each expert served, (n_experts,); adds up to top_k.
 
     Raises:
         ValueError: sizes that are not positive, fewer experts than top_k, or a gate for a shared expert that is none.
     """
 
-    balance_loss: Tensor | None
-    load: Tensor | None
+    counted: Load | None
 
     def __init__(
         self,
@@ -151,8 +150,16 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(n_experts, d_model, d_channel))
         self.shared = SwiGLU(d_model, d_shared) if d_shared else None
         self.shared_gate = nn.Linear(d_model, 1, bias=False) if gate_shared else None
-        self.balance_loss = self.load = None
+        self.counted = None
         self.reset_parameters()
+
+    @property
+    def balance_loss(self) -> Tensor | None:
+        return None if self.counted is None else self.counted.balance
+
+    @property
+    def load(self) -> Tensor | None:
+        return None if self.counted is None else self.counted.share
 
     def reset_parameters(self) -> None:
         reset_submodules(self)
@@ -162,7 +169,7 @@ class Experts(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # Results of one forward pass are not copied or saved: tensors within a graph cannot be.
-        return super().__getstate__() | {"balance_loss": None, "load": None}
+        return super().__getstate__() | {"counted": None}
 
     def forward(
         self, x: Float[Tensor, "*batch d_model"], valid: Bool[Tensor, "*batch"] | None = None
@@ -170,8 +177,7 @@ class Experts(nn.Module):
         """Map each position by itself; only positions in `valid` count in `balance_loss` and `load`."""
         probability, weight, choice = route(self.router(x), self.top_k, self.normalize)
         if self.training:
-            self.balance_loss, load = balance(probability, choice, valid)
-            self.load = load.detach()
+            self.counted = count_load(probability, choice, valid)
         chosen = choice.flatten()
         order = chosen.argsort(stable=True)  # groups the rows of one expert
         counts = (chosen.unsqueeze(1) == torch.arange(self.n_experts, device=x.device)).sum(0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -29,30 +31,44 @@ def route(
     return probability, coefficient(weight), coefficient(choice)
 
 
-def balance(
+class Load(NamedTuple):
+    """How much work a router gives each expert, as sums over positions: loads of parts of a batch add up."""
+
+    served: Float[Tensor, " n_experts"]  # positions that each expert serves
+    likely: Float[Tensor, " n_experts"]  # sum of its probabilities
+    positions: Int[Tensor, ""]
+
+    @property
+    def share(self) -> Float[Tensor, " n_experts"]:
+        """The share of positions that each expert serves."""
+        return self.served / self.positions.clamp(min=1)
+
+    @property
+    def balance(self) -> Float[Tensor, ""]:
+        """n_experts sum_e share_e mean(probability_e): top_k for an even load, more if likely experts serve more.
+
+        Fedus et al. 2101.03961, eqs. 4 to 6; with top_k above one the shares add up to top_k, as in transformers.
+        Differentiable in the probabilities.
+        """
+        return self.share.shape[0] * (self.share * (self.likely / self.positions.clamp(min=1))).sum()
+
+
+def count_load(
     probability: Float[Tensor, "*batch n_experts"],
     choice: Int[Tensor, "*batch top_k"],
     valid: Bool[Tensor, "*batch"] | None = None,
-) -> tuple[Float[Tensor, ""], Float[Tensor, " n_experts"]]:
-    """n_experts sum_e load_e mean(probability_e): top_k where the load is even, more where likely experts serve more.
-
-    Fedus et al. 2101.03961, eqs. 4 to 6; with top_k above one the loads add up to top_k, as in transformers.
+) -> Load:
+    """Count the load of the experts.
 
     Args:
         probability, choice: results of `route`.
         valid: positions that count; default all.
-
-    Returns:
-        The loss, differentiable in the probabilities, and the load: the share of positions that each expert serves.
     """
     n_experts = probability.shape[-1]
     served = (choice.unsqueeze(-1) == torch.arange(n_experts, device=choice.device)).any(-2).to(probability.dtype)
     counted = torch.ones_like(served[..., 0], dtype=torch.bool) if valid is None else valid
-    total = counted.sum().clamp(min=1)
-    load, importance = (
-        (t * counted.unsqueeze(-1)).reshape(-1, n_experts).sum(0) / total for t in (served, probability)
-    )
-    return n_experts * (load * importance).sum(), load
+    served, likely = ((t * counted.unsqueeze(-1)).reshape(-1, n_experts).sum(0) for t in (served, probability))
+    return Load(served, likely, counted.sum())
 
 
 def grouped_linear(

@@ -208,7 +208,7 @@ class ClassificationScores(Scores):
         n, guesses = labels.numel(), outputs.argmax(-1)
         right = guesses == labels
         self.loss.update(loss, n)
-        self.accuracy.update(right.float().mean() if n else loss.new_zeros(()), n)
+        self.accuracy.update(right.float().mean() if n else right.float().sum(), n)
         self.accuracy_macro.update(guesses, labels)
         if self.perplexity is not None and self.bits_per_token is not None:
             self.perplexity.update(loss, n)

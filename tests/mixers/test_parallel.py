@@ -1,0 +1,174 @@
+"""Sequence parallelism: ranks that hold parts of a sequence against one process that holds it whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests import refused
+from tests.cases import D_MODEL, DEFAULTS, draw, randomise
+from zoo import Backbone, Bidirectional, create_mixer, parallel
+from zoo.blocks import Experts
+from zoo.state import state_nbytes
+from zoo.training.metrics import ClassificationScores
+
+BATCH, SEQ_LEN, VOCAB = 3, 13, 7
+LENGTHS = torch.tensor([SEQ_LEN, 9, 2])  # a row ends in one part or the other, before some parts begin
+ALLOWED = 1e-12
+
+
+def assert_equal(found: list[Tensor | None], expected: list[Tensor | None], what: str) -> None:
+    for a, b in zip(found, expected, strict=True):
+        assert a is not None
+        assert b is not None
+        error, size = (a - b).detach().abs().max(), b.detach().abs().max()
+        assert error <= ALLOWED * size.clamp(min=1), (what, error)
+
+
+def gradients(*modules: nn.Module) -> list[Tensor]:
+    return [p.grad.clone() for module in modules for p in module.parameters() if p.grad is not None]
+
+
+def own_positions(rank: int, n_ranks: int, generator: torch.Generator) -> slice:
+    """Parts of random sizes, at least one position each."""
+    cuts = torch.randperm(SEQ_LEN - 1, generator=generator)[: n_ranks - 1].add(1).sort().values.tolist()
+    return slice([0, *cuts][rank], [*cuts, SEQ_LEN][rank])
+
+
+def check_mixers(rank: int, n_ranks: int, names: list[str]) -> None:
+    for case in (case for case in DEFAULTS if case.name in names):
+        generator = torch.Generator().manual_seed(0)
+        mixer = case.create(generator)
+        x, weight = (draw(BATCH, SEQ_LEN, d, generator=generator) for d in (D_MODEL, mixer.d_out))
+        for lengths, micro_batches in ((None, 1), (LENGTHS, 2)):
+            own = own_positions(rank, n_ranks, generator)
+            whole = x.clone().requires_grad_()
+            y = mixer(whole, lengths)
+            (y * weight).sum().backward()
+            expected = [y[:, own], whole.grad[:, own], *gradients(mixer)]
+            mixer.zero_grad()
+
+            split, part = parallel.sequence(mixer, None, micro_batches), x[:, own].clone().requires_grad_()
+            y = split(part, lengths)
+            (y * weight[:, own]).sum().backward()
+            split.sum_gradients()
+            assert_equal([y, part.grad, *gradients(mixer)], expected, case.name)
+            mixer.zero_grad()
+
+            if lengths is None:  # nothing is sent but the state, and nothing comes back but its gradient
+                states = [state_nbytes(mixer.stream(x[:, : own.stop])[1]), state_nbytes(mixer.stream(x)[1])]
+                assert split.state_bytes_sent == (states[0] if rank + 1 < n_ranks else 0), case.name
+                assert split.gradient_bytes_sent <= states[1] * (rank > 0), case.name
+
+
+def models() -> Iterator[Backbone]:
+    sizes = {"d_model": D_MODEL, "n_layers": 3, "n_outputs": VOCAB, "vocab_size": VOCAB}
+    yield Backbone({"name": "hybrid", "pattern": ["attention", "ssd", "lstm"]}, **sizes, n_experts=3, canon="AC")
+    yield Backbone({"name": "mamba3"}, **sizes, decode_from=5, logit_cap=3.0)
+    yield Backbone({"name": "rwkv7"}, **sizes, canon="ACD")
+
+
+def loss_of(model: Backbone, logits: Tensor, labels: Tensor, n_labels: int) -> Tensor:
+    balance = [each.balance_loss for each in model.modules() if isinstance(each, Experts)]
+    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / n_labels
+    return loss + sum((each for each in balance if each is not None), torch.zeros(()))
+
+
+def check_models(rank: int, n_ranks: int) -> None:
+    for model in models():
+        generator = torch.Generator().manual_seed(0)
+        randomise(model, generator).double()
+        tokens, labels = torch.randint(VOCAB, (2, BATCH, SEQ_LEN), generator=generator)
+        labels[:, :5] = -100  # so the first rank may have none
+        n_labels = int((labels != -100).sum())
+        logits = model(tokens, LENGTHS)
+        loss = loss_of(model, logits, labels, n_labels)
+        loss.backward()
+        expected = gradients(model)
+        model.zero_grad()
+
+        split = parallel.sequence(model, n_ranks, micro_batches=2)
+        own = split.part(labels)
+        y = split(split.part(tokens), LENGTHS)
+        part = loss_of(model, y, own, n_labels)
+        part.backward()
+        split.sum_gradients()
+        dist.all_reduce(part.detach())
+        assert_equal([y, part, *gradients(model)], [split.part(logits), loss, *expected], repr(model.layers))
+
+        with torch.no_grad():
+            assert torch.equal(split(split.part(tokens), LENGTHS), y)
+        scores = [ClassificationScores(VOCAB, [], perplexity=True) for _ in range(2)]
+        for each, outputs, at in ((scores[0], logits, labels), (scores[1], y, own)):
+            guesses, asked = outputs.detach()[at != -100], at[at != -100]
+            mean = F.cross_entropy(guesses, asked) if len(asked) else guesses.sum()
+            each.update(mean, guesses, asked, at != -100, {"labels": at})
+        found, of_whole = scores[1].results(), scores[0].results()  # each sums over the ranks
+        for name in ("loss", "accuracy", "accuracy_macro", "perplexity"):
+            assert found[name] == pytest.approx(of_whole[name])
+
+
+def check_refusals(n_ranks: int) -> None:
+    split = parallel.sequence(create_mixer("lstm", D_MODEL))
+    with refused(f"{n_ranks} ranks cannot share {n_ranks - 1} positions"):
+        split.part(torch.zeros(1, n_ranks - 1, D_MODEL))
+    with refused("at least one position"):
+        split(torch.zeros(1, split.rank, D_MODEL))
+    with refused("the same rows"):
+        split(torch.zeros(1 + split.rank, 1, D_MODEL))
+    with refused("groups of 5"):
+        parallel.sequence(split.model, 5)
+
+
+def run_rank(rank: int, n_ranks: int, folder: str, names: list[str]) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=n_ranks)
+    check_mixers(rank, n_ranks, names)
+    check_models(rank, n_ranks)
+    check_refusals(n_ranks)
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_ranks", [2, 3, 4])
+def test_every_mixer_and_model_is_the_same_on_several_ranks(n_ranks: int, tmp_path: Path) -> None:
+    mp.spawn(run_rank, (n_ranks, str(tmp_path), [case.name for case in DEFAULTS]), nprocs=n_ranks)
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_one_rank_is_the_model_itself(generator: torch.Generator) -> None:
+    mixer = DEFAULTS[0].create(generator)
+    x = draw(BATCH, SEQ_LEN, D_MODEL, generator=generator)
+    split = parallel.sequence(mixer, 1, micro_batches=2)
+    assert_equal([split(split.part(x), LENGTHS)], [mixer(x, LENGTHS)], "outputs")
+    assert split.state_bytes_sent == 0
+    with refused("a batch of 1 has fewer rows than micro_batches=2"):
+        split(x[:1])
+    with refused(r"lengths must be 3 integers in 0\.\.13"):
+        split(x, [14, 1, 1])
+    with refused("groups of 2; choose from: 1"):
+        parallel.sequence(mixer, 2)
+    with refused("Linear cannot be split over ranks"):
+        parallel.sequence(nn.Linear(2, 2))
+    with refused("Bidirectional cannot be split over ranks"):
+        parallel.sequence(Bidirectional(mixer, DEFAULTS[0].create(generator)))
+
+
+def test_ranks_need_a_process_group() -> None:
+    with refused("torchrun"):
+        parallel.sequence(create_mixer("lstm", D_MODEL))

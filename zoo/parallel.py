@@ -1,0 +1,289 @@
+"""Sequence parallelism: the positions of a sequence spread over the ranks of a process group.
+
+    model = zoo.parallel.sequence(backbone, 4)           # groups of 4 ranks, started by torchrun
+    tokens, labels = model.part(tokens), model.part(labels)
+    loss = F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten(), reduction="sum") / n_labels
+    loss.backward()
+    model.sum_gradients()
+
+Each rank streams its positions from the state that the rank before it sends, and sends its own state on. In the
+backward pass the gradients of the states return the same way. So every mixer with `stream` can be split, exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from zoo.backbone import Backbone
+from zoo.blocks import Experts, Stack
+from zoo.ops.experts import Load
+from zoo.ops.time import Lengths, as_lengths
+from zoo.state import map_state, state_nbytes, state_tensors
+from zoo.validate import require_positive
+
+# The header of a message names the dtypes by their places in this list.
+DTYPES = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+)
+
+
+def sequence(
+    model: nn.Module, group: dist.ProcessGroup | int | None = None, micro_batches: int = 1
+) -> SequenceParallel:
+    """Split the positions of a model's input over the ranks of a group.
+
+    Args:
+        model: a `zoo.Backbone`, a mixer, or another causal module with `stream` and `empty_state`; the same on each
+            rank.
+        group: process group whose ranks, in order, hold the positions, in order. A number n makes groups of n
+            consecutive ranks. Default: all ranks.
+        micro_batches: parts of the batch. While a rank streams one, the next rank streams the part before.
+
+    Raises:
+        ValueError: a model that does not stream, no process group, a group without this rank, a number of ranks that
+            does not divide all ranks, micro_batches below 1.
+    """
+    return SequenceParallel(model, group, micro_batches)
+
+
+class SequenceParallel(nn.Module):
+    """A model that maps this rank's positions; see `sequence`.
+
+    Layers are pipelined: a rank sends the state of a layer as soon as it has it, and the next rank begins with that
+    layer. With L layers, M micro-batches and R ranks a pass takes about (L M + R - 1) / (L M R) of one rank's time.
+
+    Each rank must call `backward` on a loss of its outputs, also if no position of it has a label (a sum over none).
+
+    Attributes:
+        model: the model itself, whose parameters and state_dict are unchanged.
+        group: the process group.
+        state_bytes_sent: bytes of the states that this rank sent in the last forward pass.
+        gradient_bytes_sent: bytes of gradients that it sent back since.
+    """
+
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup | int | None, micro_batches: int) -> None:
+        super().__init__()
+        require_positive(micro_batches=micro_batches)
+        streams = callable(getattr(model, "stream", None)) and not any(
+            getattr(part, "whole_only", False) for part in model.modules()
+        )
+        if not streams or not (isinstance(model, Backbone) or callable(getattr(model, "empty_state", None))):
+            raise ValueError(
+                f"{type(model).__name__} cannot be split over ranks: it needs stream(x, state, lengths) and "
+                "empty_state(batch_size, dtype, device), as every causal zoo.SequenceMixer has"
+            )
+        self.model, self.group, self.micro_batches = model, _group(group), micro_batches
+        self.rank, self.n_ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.state_bytes_sent = self.gradient_bytes_sent = 0
+        self._sending: list[tuple[list[dist.Work], list[Tensor]]] = []
+        self._has_received = False
+
+    def part(self, t: Shaped[Tensor, "batch seq *rest"]) -> Shaped[Tensor, "batch part *rest"]:
+        """Return this rank's positions of a whole sequence: equal parts, up to one position.
+
+        Any other contiguous parts, in the order of the ranks, are valid inputs too.
+
+        Raises:
+            ValueError: more ranks than positions.
+        """
+        if t.shape[1] < self.n_ranks:
+            raise ValueError(f"{self.n_ranks} ranks cannot share {t.shape[1]} positions: each needs at least one")
+        return t.tensor_split(self.n_ranks, dim=1)[self.rank]
+
+    def forward(
+        self, inputs: Shaped[Tensor, "batch part *d_input"], lengths: Lengths | None = None
+    ) -> Float[Tensor, "batch part d_out"]:
+        """Return the model's outputs at this rank's positions.
+
+        Args:
+            inputs: this rank's positions.
+            lengths: valid positions of each row of the whole sequence, the same on each rank.
+
+        Raises:
+            ValueError: on all ranks, other batches or a rank without positions; lengths outside the whole sequence,
+                fewer rows than micro_batches; the errors of the model.
+        """
+        lengths = self._own_lengths(inputs, as_lengths(lengths, inputs))
+        self.state_bytes_sent = self.gradient_bytes_sent = 0
+        self._has_received = False
+        model = self.model
+        stack = model.layers if isinstance(model, Backbone) else model
+        layers: Sequence[Any] = stack.chain() if isinstance(stack, Stack) else [stack]
+        experts = [each for each in model.modules() if isinstance(each, Experts) and each.training]
+        outputs, loads = [], []
+        rows = [None] * self.micro_batches if lengths is None else lengths.tensor_split(self.micro_batches)
+        for x, valid in zip(inputs.tensor_split(self.micro_batches), rows, strict=True):
+            y = model.embed(x) if isinstance(model, Backbone) else x
+            for layer in layers:
+                y = self._stream(layer, y, valid)
+            outputs.append(model.read_out(y) if isinstance(model, Backbone) else y)
+            loads.append([cast(Load, each.counted) for each in experts])
+        self._wait()
+        for each, counted in zip(experts, zip(*loads, strict=True), strict=True):
+            each.counted = self._whole_load(counted)
+        return torch.cat(outputs)
+
+    def sum_gradients(self) -> None:
+        """Sum the gradients of the parameters over the ranks, after `backward`.
+
+        A parameter that no rank used keeps no gradient.
+        """
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        if not parameters:
+            return
+        used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8, device=parameters[0].device)
+        dist.all_reduce(used, dist.ReduceOp.MAX, self.group)
+        for p in (p for p, by_any in zip(parameters, used.tolist(), strict=True) if by_any):
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            dist.all_reduce(p.grad, group=self.group)
+
+    def _own_lengths(self, inputs: Tensor, lengths: Tensor | None) -> Tensor | None:
+        """Return the valid positions among this rank's, after all ranks have compared their shapes."""
+        shapes = [torch.empty(2, dtype=torch.int64, device=inputs.device) for _ in range(self.n_ranks)]
+        dist.all_gather(shapes, torch.tensor(inputs.shape[:2], device=inputs.device), self.group)
+        batches, parts = torch.stack(shapes).T.tolist()
+        if len({*batches}) > 1:
+            raise ValueError(f"each rank needs the same rows, got batches of {', '.join(map(str, batches))}")
+        if 0 in parts:
+            raise ValueError(f"each rank needs at least one position, got {', '.join(map(str, parts))}")
+        if batches[0] < self.micro_batches:
+            raise ValueError(f"a batch of {batches[0]} has fewer rows than micro_batches={self.micro_batches}")
+        if lengths is None:
+            return None
+        if lengths.shape != (batches[0],) or lengths.min() < 0 or lengths.max() > sum(parts):
+            raise ValueError(f"lengths must be {batches[0]} integers in 0..{sum(parts)}, got {lengths.tolist()}")
+        return (lengths - sum(parts[: self.rank])).clamp(0, parts[self.rank])
+
+    def _stream(self, layer: Any, x: Tensor, lengths: Tensor | None) -> Tensor:
+        """Stream a layer from the state of the rank before, and send its state on."""
+        empty = layer.empty_state(len(x), x.dtype, "meta")
+        if not [*state_tensors(empty)]:
+            return layer.stream(x, empty, lengths)[0]
+        link, state = torch.empty(0, device=x.device), None
+        if self.rank:
+            link, state = self._receive_state(empty, link)
+        y, state = layer.stream(x, state, lengths)
+        tensors = [*state_tensors(state)]
+        y = _ToNext.apply(self, link, y, *tensors)
+        if self.rank + 1 < self.n_ranks:
+            shapes = [n for t in tensors for n in (DTYPES.index(t.dtype), *t.shape)]
+            header = torch.tensor([y.requires_grad, *shapes], device=x.device)
+            self._send([header, *tensors], self.rank + 1)
+            self.state_bytes_sent += state_nbytes(state)
+        return y
+
+    def _receive_state(self, empty: Any, link: Tensor) -> tuple[Tensor, Any]:
+        """Receive a state with the structure of `empty`; through `link` too, gradients return to its sender."""
+        like = [*state_tensors(empty)]
+        header = torch.empty(1 + sum(1 + t.ndim for t in like), dtype=torch.int64, device=link.device)
+        self._receive([header], self.rank - 1)
+        differentiable, *numbers = header.tolist()
+        tensors = []
+        for t in like:
+            kind, *shape = numbers[: 1 + t.ndim]
+            numbers = numbers[1 + t.ndim :]
+            tensors.append(torch.empty(shape, dtype=DTYPES[kind], device=link.device))
+        self._receive(tensors, self.rank - 1)
+        if differentiable:
+            link, *tensors = _FromPrevious.apply(self, not self._has_received, link.requires_grad_(), *tensors)
+            self._has_received = True
+        received = iter(tensors)
+        return link, map_state(lambda _: next(received), empty)
+
+    def _send(self, tensors: Sequence[Tensor], rank: int) -> None:
+        """Begin to send; the tensors are kept until `_wait`."""
+        tensors = [t.detach().contiguous() for t in tensors]
+        works = dist.batch_isend_irecv([dist.P2POp(dist.isend, t, group=self.group, group_peer=rank) for t in tensors])
+        self._sending.append((works, tensors))
+
+    def _receive(self, tensors: Sequence[Tensor], rank: int) -> None:
+        operations = [dist.P2POp(dist.irecv, t, group=self.group, group_peer=rank) for t in tensors]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+
+    def _wait(self) -> None:
+        """Wait until everything is sent."""
+        while self._sending:
+            for work in self._sending.pop(0)[0]:
+                work.wait()
+
+    def _whole_load(self, parts: Sequence[Load]) -> Load:
+        """Return the experts' load over all micro-batches and ranks, with the probabilities of this rank alone.
+
+        So the sum over the ranks of `balance` is the balance of the whole, and so are its gradients.
+        """
+        served, likely, positions = (torch.stack(each).sum(0) for each in zip(*parts, strict=True))
+        for each in (served, positions):
+            dist.all_reduce(each, group=self.group)
+        return Load(served, likely, positions)
+
+
+class _FromPrevious(torch.autograd.Function):
+    """Give the received tensors an origin in the graph, which sends their gradients back."""
+
+    @staticmethod
+    def forward(ctx: Any, ranks: SequenceParallel, is_first: bool, link: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        ctx.ranks, ctx.is_first = ranks, is_first
+        ctx.mark_non_differentiable(*(t for t in state if not _has_gradient(t)))
+        return link.view_as(link), *state
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ranks: SequenceParallel = ctx.ranks
+        sent = [t for t in gradients[1:] if _has_gradient(t)]
+        ranks._send(sent, ranks.rank - 1)
+        ranks.gradient_bytes_sent += state_nbytes(tuple(sent))
+        if ctx.is_first:  # autograd goes back from the last: nothing follows
+            ranks._wait()
+        return (None,) * (2 + len(gradients))
+
+
+class _ToNext(torch.autograd.Function):
+    """Pass y on; in the backward pass receive the gradients of the state that was sent to the next rank."""
+
+    @staticmethod
+    def forward(ctx: Any, ranks: SequenceParallel, link: Tensor, y: Tensor, *state: Tensor) -> Tensor:
+        ctx.ranks, ctx.device = ranks, y.device
+        ctx.sent = [(t.shape, t.dtype) if _has_gradient(t) else None for t in state]
+        return y.view_as(y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ranks = cast(SequenceParallel, ctx.ranks)
+        sent = [None if t is None else torch.zeros(t[0], dtype=t[1], device=ctx.device) for t in ctx.sent]
+        if ranks.rank + 1 < ranks.n_ranks:
+            ranks._receive([t for t in sent if t is not None], ranks.rank + 1)
+        return None, torch.empty(0, device=ctx.device), *gradients, *sent
+
+
+def _has_gradient(t: Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
+
+
+def _group(group: dist.ProcessGroup | int | None) -> dist.ProcessGroup:
+    """Return the process group that holds this rank.
+
+    Raises:
+        ValueError: see `sequence`.
+    """
+    if not dist.is_initialized():
+        raise ValueError("there is no process group: start the program with torchrun and call init_process_group")
+    if isinstance(group, int):
+        n_ranks = dist.get_world_size()
+        if group < 1 or n_ranks % group:
+            valid = ", ".join(str(n) for n in range(1, n_ranks + 1) if n_ranks % n == 0)
+            raise ValueError(f"{n_ranks} ranks cannot be divided into groups of {group}; choose from: {valid}")
+        group = cast(dist.ProcessGroup, dist.new_subgroups(group)[0])
+    if dist.get_rank(group) < 0:
+        raise ValueError(f"rank {dist.get_rank()} is not in the group")
+    return cast(dist.ProcessGroup, group or dist.group.WORLD)
