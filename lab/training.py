@@ -416,6 +416,8 @@ def build_trainer(
         options["val_check_interval"] = VALIDATE_EVERY if steps < 0 else min(VALIDATE_EVERY, max(1, steps // 5))
     if options["max_epochs"] in (None, -1):
         options |= _in_one_epoch(options)
+    if options["strategy"] in ("fsdp", training.SHARDED):
+        options["strategy"] = training.SHARDED  # Lightning's own fsdp is torch's first one, for GPUs only
     options["default_root_dir"] = options["default_root_dir"] or str(folder.run_dir)
     if command.test_only:
         options |= {"logger": False, "enable_checkpointing": False}

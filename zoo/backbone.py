@@ -209,8 +209,8 @@ class Backbone(Pretrained):
         if at.dtype == torch.bool:
             at = at.flatten().nonzero().squeeze(1)
         *before, last = self.layers.chain()
-        for layer in before:
-            x = layer(x, lengths)
+        for layer in before:  # FSDP2 gathers the parameters of a layer around `stream`
+            x, _ = layer.stream(x, None, lengths)
         counts_load = isinstance(last, ResidualBlock) and isinstance(last.channel, Experts) and last.training
         if isinstance(last, ResidualBlock) and last.by_position and not counts_load:
             x, _ = last.mix_positions(x, None, lengths)

@@ -1,4 +1,4 @@
-"""Sequence parallelism: the positions of a sequence spread over the ranks of a process group.
+"""Models spread over the ranks of a process group: the positions of a sequence, or the parameters.
 
     model = zoo.parallel.sequence(backbone, 4)           # groups of 4 ranks, started by torchrun
     tokens, labels = model.part(tokens), model.part(labels)
@@ -20,6 +20,8 @@ import torch.distributed as dist
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
 from zoo.backbone import Backbone
 from zoo.blocks import Experts, Stack
@@ -33,6 +35,23 @@ DTYPES = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
 )
+
+
+def shard(model: Backbone, mesh: DeviceMesh | None = None) -> Backbone:
+    """Spread the parameters of a model over ranks, a block at a time (FSDP2, `torch.distributed.fsdp.fully_shard`).
+
+    Each rank has examples of its own; gradients are means over the ranks. The last block, embedding and head are one
+    part. Call it before the optimizer is built.
+
+    Args:
+        model: changed in place.
+        mesh: one-dimensional mesh of the ranks; default all.
+    """
+    *blocks, _ = model.layers.chain()
+    for module in (*blocks, model):
+        fully_shard(module, mesh=mesh)
+        register_fsdp_forward_method(module, "stream")
+    return model
 
 
 def sequence(

@@ -464,13 +464,31 @@ def gone(group: int) -> bool:
     return False
 
 
+WHOLE = [*ALIKE, "--batch_size", "16"]
+
+
+def split_by(strategy: str) -> list[str]:
+    return [*ALIKE, "--batch_size", "8", "--trainer.devices", "2", "--trainer.strategy", strategy]
+
+
+def assert_same_numbers(path: Path, alone: Path) -> None:
+    """Assert equal metrics, to rounding."""
+    found, expected = by_heading(results(path)), by_heading(results(alone))
+    absent = [name for name, value in expected.items() if value is None]  # not learned: no steps to 90 %
+    assert [found.pop(name) for name in absent] == [expected.pop(name) for name in absent]
+    logged, points = ({k: each.pop(k) for k in [*each] if k.startswith("curve/")} for each in (found, expected))
+    assert logged == pytest.approx(points, rel=tolerance(torch.float32)["rtol"])  # as the curves in TensorBoard
+    assert found == pytest.approx(expected, rel=tolerance(torch.float64)["rtol"], abs=tolerance(torch.float64)["atol"])
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_two_processes_train_as_one_with_their_batches_together_and_survive_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_train_as_one_with_their_batches_together_and_survive_the_same(
+    strategy: str, tmp_path: Path
+) -> None:
     """Stopped by a signal to one of them, then killed: in the end the metrics and curves of the one process."""
-    whole = [*ALIKE, "--batch_size", "16"]
-    split = [*ALIKE, "--batch_size", "8", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
-    alone = trained(tmp_path, *whole)
+    split, alone = split_by(strategy), trained(tmp_path, *WHOLE)
     path, log = folder(tmp_path, *split), tmp_path / "log"
     last = path / "checkpoints" / "last.ckpt"
     for number, status in ((signal.SIGTERM, train.REQUEUE), (signal.SIGKILL, -signal.SIGKILL), (None, 0)):
@@ -484,13 +502,20 @@ def test_two_processes_train_as_one_with_their_batches_together_and_survive_the_
             process.send_signal(number)
         assert process.wait() == status, log.read_text()
         wait_until(lambda group=process.pid: gone(group))  # the other process too
-    found, expected = by_heading(results(path)), by_heading(results(alone))
-    absent = [name for name, value in expected.items() if value is None]  # not learned: no steps to 90 %
-    assert [found.pop(name) for name in absent] == [expected.pop(name) for name in absent]
-    logged, points = ({k: each.pop(k) for k in [*each] if k.startswith("curve/")} for each in (found, expected))
-    assert logged == pytest.approx(points, rel=tolerance(torch.float32)["rtol"])  # as the curves below
-    assert found == pytest.approx(expected, rel=tolerance(torch.float64)["rtol"], abs=tolerance(torch.float64)["atol"])
+    assert_same_numbers(path, alone)
     assert curves(path).keys() == curves(alone).keys()
     for tag, points in curves(alone).items():
         np.testing.assert_allclose(curves(path)[tag], points, **tolerance(torch.float32), err_msg=tag)
     assert log.read_text().count("to resume: ") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_in_shards_continues_in_one_process_and_the_reverse(tmp_path: Path) -> None:
+    alone, shards = trained(tmp_path, *WHOLE), split_by("model_parallel")
+    for first, then in ((WHOLE, shards), (shards, WHOLE)):
+        begun, ended = tmp_path / "begun" / first[-1], tmp_path / "ended" / first[-1]
+        python("train.py", *command(begun, *first, "--stop_at", "20"))
+        last = folder(begun, *first) / "checkpoints" / "last.ckpt"
+        python("train.py", *command(ended, *then, "--ckpt_path", str(last)))
+        assert_same_numbers(folder(ended, *then), alone)

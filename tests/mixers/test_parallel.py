@@ -1,7 +1,8 @@
-"""Sequence parallelism: ranks that hold parts of a sequence against one process that holds it whole."""
+"""Ranks that hold parts of a sequence, or shards of the parameters, against one process that holds all."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +12,13 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from tests import refused
 from tests.cases import D_MODEL, DEFAULTS, draw, randomise
-from zoo import Backbone, Bidirectional, create_mixer, parallel
+from zoo import Backbone, Bidirectional, create_mixer, list_mixers, parallel
 from zoo.blocks import Experts
-from zoo.state import state_nbytes
+from zoo.state import state_nbytes, state_tensors
 from zoo.training.metrics import ClassificationScores
 
 BATCH, SEQ_LEN, VOCAB = 3, 13, 7
@@ -42,30 +44,29 @@ def own_positions(rank: int, n_ranks: int, generator: torch.Generator) -> slice:
     return slice([0, *cuts][rank], [*cuts, SEQ_LEN][rank])
 
 
-def check_mixers(rank: int, n_ranks: int, names: list[str]) -> None:
-    for case in (case for case in DEFAULTS if case.name in names):
+def check_mixers(rank: int, n_ranks: int) -> None:
+    for case in DEFAULTS:
         generator = torch.Generator().manual_seed(0)
         mixer = case.create(generator)
         x, weight = (draw(BATCH, SEQ_LEN, d, generator=generator) for d in (D_MODEL, mixer.d_out))
-        for lengths, micro_batches in ((None, 1), (LENGTHS, 2)):
-            own = own_positions(rank, n_ranks, generator)
-            whole = x.clone().requires_grad_()
-            y = mixer(whole, lengths)
-            (y * weight).sum().backward()
-            expected = [y[:, own], whole.grad[:, own], *gradients(mixer)]
-            mixer.zero_grad()
+        own = own_positions(rank, n_ranks, generator)
+        whole = x.clone().requires_grad_()
+        y = mixer(whole, LENGTHS)
+        (y * weight).sum().backward()
+        expected = [y[:, own], whole.grad[:, own], *gradients(mixer)]
+        mixer.zero_grad()
 
-            split, part = parallel.sequence(mixer, None, micro_batches), x[:, own].clone().requires_grad_()
-            y = split(part, lengths)
-            (y * weight[:, own]).sum().backward()
-            split.sum_gradients()
-            assert_equal([y, part.grad, *gradients(mixer)], expected, case.name)
-            mixer.zero_grad()
+        split, part = parallel.sequence(mixer, micro_batches=2), x[:, own].clone().requires_grad_()
+        y = split(part, LENGTHS)
+        (y * weight[:, own]).sum().backward()
+        split.sum_gradients()
+        assert_equal([y, part.grad, *gradients(mixer)], expected, case.name)
 
-            if lengths is None:  # nothing is sent but the state, and nothing comes back but its gradient
-                states = [state_nbytes(mixer.stream(x[:, : own.stop])[1]), state_nbytes(mixer.stream(x)[1])]
-                assert split.state_bytes_sent == (states[0] if rank + 1 < n_ranks else 0), case.name
-                assert split.gradient_bytes_sent <= states[1] * (rank > 0), case.name
+        state = mixer.stream(x[:, : own.stop])[1]  # nothing else is sent, and nothing comes back but its gradient
+        assert split.state_bytes_sent == (state_nbytes(state) if rank + 1 < n_ranks else 0), case.name
+        received = mixer.stream(x[:, : own.start])[1] if rank else ()
+        differentiable = tuple(t for t in state_tensors(received) if t.is_floating_point() or t.is_complex())
+        assert split.gradient_bytes_sent == state_nbytes(differentiable), case.name
 
 
 def models() -> Iterator[Backbone]:
@@ -73,6 +74,24 @@ def models() -> Iterator[Backbone]:
     yield Backbone({"name": "hybrid", "pattern": ["attention", "ssd", "lstm"]}, **sizes, n_experts=3, canon="AC")
     yield Backbone({"name": "mamba3"}, **sizes, decode_from=5, logit_cap=3.0)
     yield Backbone({"name": "rwkv7"}, **sizes, canon="ACD")
+
+
+def check_sharded(rank: int, n_ranks: int) -> None:
+    """Two steps with parameters, gradients and momenta in shards, each rank with rows of its own."""
+    for name in list_mixers():
+        generator, steps = torch.Generator().manual_seed(0), []
+        torch.manual_seed(0)
+        model = Backbone({"name": name}, d_model=D_MODEL, n_layers=2, n_outputs=VOCAB, vocab_size=VOCAB).double()
+        tokens, labels = torch.randint(VOCAB, (2, 2 * n_ranks, 6), generator=generator)
+        for trained, rows in ((copy.deepcopy(model), slice(None)), (parallel.shard(model), slice(rank, None, n_ranks))):
+            optimizer = torch.optim.SGD(trained.parameters(), lr=0.1, momentum=0.9)
+            at = torch.ones_like(labels[rows], dtype=torch.bool)
+            for _ in range(2):
+                optimizer.zero_grad()
+                F.cross_entropy(trained(tokens[rows], None, at), labels[rows].flatten()).backward()
+                optimizer.step()
+            steps.append(get_model_state_dict(trained, options=StateDictOptions(full_state_dict=True)))
+        assert_equal(list(steps[1].values()), list(steps[0].values()), name)
 
 
 def loss_of(model: Backbone, logits: Tensor, labels: Tensor, n_labels: int) -> Tensor:
@@ -88,7 +107,7 @@ def check_models(rank: int, n_ranks: int) -> None:
         tokens, labels = torch.randint(VOCAB, (2, BATCH, SEQ_LEN), generator=generator)
         labels[:, :5] = -100  # so the first rank may have none
         n_labels = int((labels != -100).sum())
-        logits = model(tokens, LENGTHS)
+        logits = model(tokens)
         loss = loss_of(model, logits, labels, n_labels)
         loss.backward()
         expected = gradients(model)
@@ -96,7 +115,7 @@ def check_models(rank: int, n_ranks: int) -> None:
 
         split = parallel.sequence(model, n_ranks, micro_batches=2)
         own = split.part(labels)
-        y = split(split.part(tokens), LENGTHS)
+        y = split(split.part(tokens))
         part = loss_of(model, y, own, n_labels)
         part.backward()
         split.sum_gradients()
@@ -104,7 +123,7 @@ def check_models(rank: int, n_ranks: int) -> None:
         assert_equal([y, part, *gradients(model)], [split.part(logits), loss, *expected], repr(model.layers))
 
         with torch.no_grad():
-            assert torch.equal(split(split.part(tokens), LENGTHS), y)
+            assert torch.equal(split(split.part(tokens)), y)
         scores = [ClassificationScores(VOCAB, [], perplexity=True) for _ in range(2)]
         for each, outputs, at in ((scores[0], logits, labels), (scores[1], y, own)):
             guesses, asked = outputs.detach()[at != -100], at[at != -100]
@@ -127,20 +146,23 @@ def check_refusals(n_ranks: int) -> None:
         parallel.sequence(split.model, 5)
 
 
-def run_rank(rank: int, n_ranks: int, folder: str, names: list[str]) -> None:
+def run_rank(rank: int, n_ranks: int, folder: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=n_ranks)
-    check_mixers(rank, n_ranks, names)
+    check_mixers(rank, n_ranks)
     check_models(rank, n_ranks)
+    if n_ranks == 2:
+        check_sharded(rank, n_ranks)
     check_refusals(n_ranks)
     dist.destroy_process_group()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("n_ranks", [2, 3, 4])
 def test_every_mixer_and_model_is_the_same_on_several_ranks(n_ranks: int, tmp_path: Path) -> None:
-    mp.spawn(run_rank, (n_ranks, str(tmp_path), [case.name for case in DEFAULTS]), nprocs=n_ranks)
+    mp.spawn(run_rank, (n_ranks, str(tmp_path)), nprocs=n_ranks)
 
 
 @pytest.fixture

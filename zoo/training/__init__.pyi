@@ -20,3 +20,4 @@ from zoo.training.lengths import scores_apart as scores_apart
 from zoo.training.lengths import scores_at_lengths as scores_at_lengths
 from zoo.training.module import SequenceModule as SequenceModule
 from zoo.training.progress import Progress as Progress
+from zoo.training.sharding import SHARDED as SHARDED

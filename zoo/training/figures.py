@@ -12,6 +12,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import FSDPModule
 
 from zoo.backbone import Backbone
 from zoo.theory.figures import (
@@ -77,7 +79,13 @@ class TheoryFigures(Callback):
 
     def _read(self, trainer: L.Trainer, module: L.LightningModule, figures: bool = False) -> None:
         loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-        if not loggers or not trainer.is_global_zero:
+        if not loggers:
+            return
+        backbone = module.backbone
+        assert isinstance(backbone, Backbone)
+        sharded = isinstance(backbone, FSDPModule)
+        weights = get_model_state_dict(backbone, options=StateDictOptions(full_state_dict=True)) if sharded else {}
+        if not trainer.is_global_zero:
             return
         # Nothing here takes from torch's generators but the loader's iterator; the fork gives that back.
         with torch.random.fork_rng(devices=[]):
@@ -88,9 +96,10 @@ class TheoryFigures(Callback):
             again = step in self.steps
             if not again:
                 self.steps.append(step)
-            backbone = module.backbone
-            assert isinstance(backbone, Backbone)
-            model = copy.deepcopy(backbone).cpu().double().eval()
+            model = Backbone(**backbone.options) if sharded else copy.deepcopy(backbone)
+            if sharded:
+                model.load_state_dict(weights)
+            model = model.cpu().double().eval()
             for at, layer in enumerate(layer_inputs(model, inputs)):
                 self._log_layer(loggers, step, f"theory/layer {at}", layer, again, figures)
 

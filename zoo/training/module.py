@@ -14,12 +14,14 @@ from jaxtyping import Float, Int, Shaped
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 
 from zoo.backbone import Backbone
 from zoo.blocks import Experts, ResidualBlock
 from zoo.modules import listed
 from zoo.ops.time import valid_positions
+from zoo.parallel import shard
 from zoo.targets import load
 from zoo.training.events import log_split_scores
 from zoo.training.metrics import UNLABELLED, ClassificationScores, RegressionScores, Results
@@ -200,6 +202,11 @@ class SequenceModule(L.LightningModule):
     def setup(self, stage: str) -> None:
         # Lightning warns that it calls this module's hook and not the data module's.
         warnings.filterwarnings("ignore", "You have overridden `on_before_batch_transfer` in `LightningModule`")
+
+    def configure_model(self) -> None:
+        """Shard the backbone if the strategy is model_parallel."""
+        if self.device_mesh is not None and not isinstance(self.backbone, FSDPModule):
+            shard(self.backbone, self.device_mesh["data_parallel"])
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Find the labelled positions where they cost no wait: on the host, before the batch moves to the device.
