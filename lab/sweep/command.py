@@ -41,6 +41,7 @@ Run train.py for every combination of the values given: on this machine, or on a
   --match state=64KiB             choose the mixer's state size (or d_model) so that every state has this many bytes
 
   --slots N                       runs at a time; default: the GPUs, or the cores
+  --per_device N                  or: runs at a time on each GPU; without a GPU, on the CPU
   --engine ray [--address HOST]   as tasks of Ray, here or on a cluster whose nodes share this folder
   --run_dir DIR  --name NAME      runs are kept in DIR/NAME (runs/<the experiment's name>)
   --dry_run                       print the grid and stop
@@ -72,6 +73,7 @@ class Request:
     match: dict[str, float] = field(default_factory=dict)
     setting: str | None = None
     slots: int | None = None
+    per_device: int | None = None
     engine: str = "local"
     address: str | None = None
     run_dir: Path = Path("runs")
@@ -103,10 +105,12 @@ class Request:
             setattr(self, flag, value)
         elif flag == "run_dir":
             self.run_dir = Path(value)
-        elif flag == "slots":
+        elif flag in ("slots", "per_device"):
             if not value.isdigit() or int(value) < 1:
-                raise UsageError(f"--slots must be a whole number >= 1, got {value}")
-            self.slots = int(value)
+                raise UsageError(f"--{flag} must be a whole number >= 1, got {value}")
+            setattr(self, flag, int(value))
+            if self.slots and self.per_device:
+                raise UsageError("--slots and --per_device cannot be combined: both limit the runs at a time")
         elif flag == "engine":
             if value not in ENGINES:
                 raise UsageError(unknown("engine", value, ENGINES))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import re
 import shlex
@@ -40,6 +41,7 @@ COLUMNS = "120"  # of the bar in a log: narrower, it has no room for the metrics
 TAIL_LINES = 8
 NOT_STARTED = "not started"
 RAY_RETRIES = 3
+RAY_UNITS = 10_000  # parts of a GPU that Ray counts
 WAIT_FOR_OTHERS = 2.0  # seconds between two looks at a run that another process trains
 State = Literal["done", "failed", "stopped"]
 
@@ -249,7 +251,7 @@ def progress(job: Job) -> tuple[str, str, str]:
 # Engines
 
 
-def slot_environments(n_slots: int | None, use_gpus: bool) -> list[dict[str, str]]:
+def slot_environments(n_slots: int | None, use_gpus: bool, per_device: int | None = None) -> list[dict[str, str]]:
     """Return one set of environment variables per slot: its share of the cores, and a GPU if there are any.
 
     If OMP_NUM_THREADS is set already, each run uses that number of threads.
@@ -257,6 +259,7 @@ def slot_environments(n_slots: int | None, use_gpus: bool) -> list[dict[str, str
     Args:
         n_slots: how many; default the GPUs, or the cores. More slots than GPUs share them.
         use_gpus: whether the runs would take a GPU.
+        per_device: in place of n_slots, how many on each GPU; without a GPU, on the CPU.
     """
     import joblib
     import torch
@@ -264,7 +267,7 @@ def slot_environments(n_slots: int | None, use_gpus: bool) -> list[dict[str, str
     listed, n_gpus = os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count() if use_gpus else 0
     gpus = (listed.split(",") if listed else [str(i) for i in range(n_gpus)])[:n_gpus]
     cores = joblib.cpu_count()
-    n_slots = n_slots or len(gpus) or cores
+    n_slots = n_slots or (per_device or 1) * len(gpus) or per_device or cores
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // n_slots))}
     return [threads | ({"CUDA_VISIBLE_DEVICES": gpus[i % len(gpus)]} if gpus else {}) for i in range(n_slots)]
 
@@ -293,13 +296,18 @@ def run_local(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]], stop: Sto
 
 
 def run_ray(
-    jobs: Sequence[Job], slots: Sequence[Mapping[str, str]], stop: Stop, address: str | None, use_gpus: bool
+    jobs: Sequence[Job],
+    slots: Sequence[Mapping[str, str]],
+    stop: Stop,
+    address: str | None,
+    use_gpus: bool,
+    per_device: int | None = None,
 ) -> Iterator[Outcome]:
     """Carry out jobs as tasks of Ray: on a cluster, or on this machine with one in each slot at a time.
 
-    A run takes one GPU if the cluster has any, else its threads' share of the cores. The runs of a lost node are
-    started again on another, `RAY_RETRIES` times, and resume from their last checkpoints. Every node must see this
-    checkout and the run folders under the same paths.
+    A run takes a GPU, or its share of one, if the cluster has any, else its threads' share of the cores. The runs of a
+    lost node are started again on another, `RAY_RETRIES` times, and resume from their last checkpoints. Every node must
+    see this checkout and the run folders under the same paths.
 
     Args:
         jobs: the runs.
@@ -307,10 +315,11 @@ def run_ray(
         stop: asks for an early end.
         address: address of a cluster; None starts Ray here.
         use_gpus: whether the runs would take a GPU.
+        per_device: runs that share a GPU; default one.
 
     Raises:
         MissingExtraError: Ray is not installed.
-        UsageError: no cluster answers, or it refuses the token.
+        UsageError: no cluster answers, or it refuses the token; per_device on a cluster without GPUs.
     """
     ray = require_extra("ray", "ray")
     threads = 1 if address else int(slots[0]["OMP_NUM_THREADS"])
@@ -329,7 +338,13 @@ def run_ray(
     except Exception as error:  # noqa: BLE001 - Ray raises a plain one if it does not start in time
         raise UsageError(f"no Ray cluster at {address or 'this machine'}: {error}") from None
     try:
-        gpus = 1 if use_gpus and ray.cluster_resources().get("GPU") else 0
+        gpus = 0.0
+        if use_gpus and ray.cluster_resources().get("GPU"):
+            gpus = math.floor(RAY_UNITS / (per_device or 1)) / RAY_UNITS
+        elif per_device and address:
+            raise UsageError(
+                f"--per_device {per_device}: the Ray cluster at {address} has no GPUs that runs could share"
+            )
         task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=RAY_RETRIES)(run_job)
         pending = {task.remote(job, {"OMP_NUM_THREADS": str(threads)}): job for job in jobs}
         cancelled = 0

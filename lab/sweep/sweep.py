@@ -183,11 +183,11 @@ class Sweep:
             return
         use_gpus = any(each.command.config["trainer"]["accelerator"] != "cpu" for each, _ in self.grid)
         # Threads are shared among all slots even if the last runs leave some empty: results depend on their number.
-        slots = slot_environments(self.request.slots, use_gpus)[: len(waiting)]
+        slots = slot_environments(self.request.slots, use_gpus, self.request.per_device)[: len(waiting)]
         board = Board(waiting, len(slots))
         say(board.console, f"{what}: {len(waiting)} to do, {len(done)} done already, {len(slots)} at a time")
         if self.request.engine == "ray":
-            coming = run_ray(waiting, slots, stop, self.request.address, use_gpus)
+            coming = run_ray(waiting, slots, stop, self.request.address, use_gpus, self.request.per_device)
         else:
             coming = run_local(waiting, slots, stop)
         with board.live():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -257,6 +258,8 @@ def test_an_experiments_file(tmp_path: Path) -> None:
         (None, "--mixer", "--mixer needs a value"),
         (None, "--mixer ,", "--mixer has no values"),
         (None, "--slots 0", "--slots must be a whole number >= 1, got 0"),
+        (None, "--per_device 0.5", "--per_device must be a whole number >= 1, got 0.5"),
+        (None, "--per_device 8 --slots 2", "--slots and --per_device cannot be combined"),
         (None, "--mixer lstm --engine ray", "pip install ray, or install mixer-zoo with its extra [ray]"),
         (None, "--engine rya", "unknown engine 'rya' (did you mean 'ray'?)"),
         (None, "--tune lr", "--tune expects a name and values such as lr=1e-4..1e-2"),
@@ -441,16 +444,23 @@ def test_runs_of_a_sweep_that_is_killed_outright_are_asked_to_save(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("n_slots", "use_gpus", "visible", "devices"),
+    ("n_slots", "per_device", "use_gpus", "visible", "devices"),
     [
-        (None, True, None, ["0", "1"]),
-        (3, True, None, ["0", "1", "0"]),
-        (None, True, "5,7", ["5", "7"]),
-        (2, False, None, [None, None]),
+        (None, None, True, None, ["0", "1"]),
+        (3, None, True, None, ["0", "1", "0"]),
+        (None, None, True, "5,7", ["5", "7"]),
+        (2, None, False, None, [None, None]),
+        (None, 2, True, None, ["0", "1", "0", "1"]),
+        (None, 3, False, None, [None] * 3),
     ],
 )
 def test_slots_share_gpus_and_cores(
-    n_slots: int | None, use_gpus: bool, visible: str | None, devices: list[str], monkeypatch: pytest.MonkeyPatch
+    n_slots: int | None,
+    per_device: int | None,
+    use_gpus: bool,
+    visible: str | None,
+    devices: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("joblib.cpu_count", lambda: 12)
@@ -458,7 +468,7 @@ def test_slots_share_gpus_and_cores(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    slots = slot_environments(n_slots, use_gpus)
+    slots = slot_environments(n_slots, use_gpus, per_device)
     assert [slot.get("CUDA_VISIBLE_DEVICES") for slot in slots] == devices
     assert {slot["OMP_NUM_THREADS"] for slot in slots} == {str(12 // len(devices))}
 
@@ -485,6 +495,30 @@ def test_ray_isolates_failures_and_starts_again_what_a_lost_worker_was_running(t
     asked.join()
     assert outcome.state == "stopped"
     assert (tmp_path / "w" / "saved").exists()
+
+
+TOGETHER = """
+import os, pathlib, sys, time
+folder, until = pathlib.Path(sys.argv[1]), time.monotonic() + 60
+(folder / "gpu").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+while len([*folder.parent.glob("*/gpu")]) < 3 and time.monotonic() < until:
+    time.sleep(0.02)
+if time.monotonic() < until:
+    (folder / "metrics.json").write_text(sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+def test_runs_share_a_gpu_of_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits until all three have started; the GPU is one in name only."""
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "init", functools.partial(ray.init, num_gpus=1))
+    (tmp_path / "together.py").write_text(TOGETHER, encoding="utf-8")
+    folders = [tmp_path / "runs" / str(i) for i in range(3)]
+    jobs = [Job("x", (str(folder), json.dumps(FOUND)), folder, program=tmp_path / "together.py") for folder in folders]
+    outcomes = list(run_ray(jobs, [{"OMP_NUM_THREADS": "1"}] * 3, Stop(), None, True, per_device=3))
+    assert {(outcome.state, outcome.message) for outcome in outcomes} == {("done", "")}
+    assert [(folder / "gpu").read_text() for folder in folders] == ["0"] * 3
 
 
 @pytest.mark.slow
