@@ -85,7 +85,7 @@ def check_sharded(rank: int, n_ranks: int) -> None:
         tokens, labels = torch.randint(VOCAB, (2, 2 * n_ranks, 6), generator=generator)
         for trained, rows in ((copy.deepcopy(model), slice(None)), (parallel.shard(model), slice(rank, None, n_ranks))):
             optimizer = torch.optim.SGD(trained.parameters(), lr=0.1, momentum=0.9)
-            at = torch.ones_like(labels[rows], dtype=torch.bool)
+            at = torch.arange(labels[rows].numel())
             for _ in range(2):
                 optimizer.zero_grad()
                 F.cross_entropy(trained(tokens[rows], None, at), labels[rows].flatten()).backward()
@@ -125,10 +125,11 @@ def check_models(rank: int, n_ranks: int) -> None:
         with torch.no_grad():
             assert torch.equal(split(split.part(tokens)), y)
         scores = [ClassificationScores(VOCAB, [], perplexity=True) for _ in range(2)]
-        for each, outputs, at in ((scores[0], logits, labels), (scores[1], y, own)):
-            guesses, asked = outputs.detach()[at != -100], at[at != -100]
-            mean = F.cross_entropy(guesses, asked) if len(asked) else guesses.sum()
-            each.update(mean, guesses, asked, at != -100, {"labels": at})
+        for each, outputs, asked in ((scores[0], logits, labels), (scores[1], y, own)):
+            at = (asked != -100).flatten().nonzero().squeeze(1)
+            guesses, right = outputs.detach().flatten(0, 1)[at], asked.flatten()[at]
+            mean = F.cross_entropy(guesses, right) if len(at) else guesses.sum()
+            each.update(mean, guesses, right, at, {"labels": asked})
         found, of_whole = scores[1].results(), scores[0].results()  # each sums over the ranks
         for name in ("loss", "accuracy", "accuracy_macro", "perplexity"):
             assert found[name] == pytest.approx(of_whole[name])
