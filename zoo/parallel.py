@@ -26,7 +26,7 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from zoo.backbone import Backbone
 from zoo.blocks import Experts, Stack
 from zoo.ops.experts import Load
-from zoo.ops.time import Lengths, as_lengths
+from zoo.ops.time import Lengths, as_lengths, require_within
 from zoo.state import map_state, state_nbytes, state_tensors
 from zoo.validate import require_positive
 
@@ -130,7 +130,7 @@ class SequenceParallel(nn.Module):
             ValueError: on all ranks, other batches or a rank without positions; lengths outside the whole sequence,
                 fewer rows than micro_batches; the errors of the model.
         """
-        lengths = self._own_lengths(inputs, as_lengths(lengths, inputs))
+        lengths = self._own_lengths(inputs, lengths)
         self.state_bytes_sent = self.gradient_bytes_sent = 0
         self._has_received = False
         model = self.model
@@ -164,7 +164,7 @@ class SequenceParallel(nn.Module):
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             dist.all_reduce(p.grad, group=self.group)
 
-    def _own_lengths(self, inputs: Tensor, lengths: Tensor | None) -> Tensor | None:
+    def _own_lengths(self, inputs: Tensor, lengths: Lengths | None) -> Tensor | None:
         """Return the valid positions among this rank's, after all ranks have compared their shapes."""
         shapes = [torch.empty(2, dtype=torch.int64, device=inputs.device) for _ in range(self.n_ranks)]
         dist.all_gather(shapes, torch.tensor(inputs.shape[:2], device=inputs.device), self.group)
@@ -175,10 +175,10 @@ class SequenceParallel(nn.Module):
             raise ValueError(f"each rank needs at least one position, got {', '.join(map(str, parts))}")
         if batches[0] < self.micro_batches:
             raise ValueError(f"a batch of {batches[0]} has fewer rows than micro_batches={self.micro_batches}")
+        lengths = as_lengths(lengths, inputs.new_empty(1).expand(batches[0], sum(parts)))
         if lengths is None:
             return None
-        if lengths.shape != (batches[0],) or lengths.min() < 0 or lengths.max() > sum(parts):
-            raise ValueError(f"lengths must be {batches[0]} integers in 0..{sum(parts)}, got {lengths.tolist()}")
+        require_within(int(lengths.min()), int(lengths.max()), sum(parts))
         return (lengths - sum(parts[: self.rank])).clamp(0, parts[self.rank])
 
     def _stream(self, layer: Any, x: Tensor, lengths: Tensor | None) -> Tensor:

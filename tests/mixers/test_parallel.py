@@ -182,8 +182,9 @@ def test_one_rank_is_the_model_itself(generator: torch.Generator) -> None:
     assert split.state_bytes_sent == 0
     with refused("a batch of 1 has fewer rows than micro_batches=2"):
         split(x[:1])
-    with refused(r"lengths must be 3 integers in 0\.\.13"):
-        split(x, [14, 1, 1])
+    for lengths in ([14, 1, 1], torch.tensor([14, 1, 1])):
+        with refused(r"lengths must lie in 0\.\.13"):
+            split(x, lengths)
     with refused("groups of 2; choose from: 1"):
         parallel.sequence(mixer, 2)
     with refused("Linear cannot be split over ranks"):
