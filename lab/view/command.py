@@ -56,8 +56,8 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("--port goes with --tensorboard")
     if arguments.out is not None and arguments.tensorboard:
         raise UsageError("--tensorboard writes no files: leave --out out")
-    if arguments.figure is not None and (kind := arguments.figure.suffix[1:]) not in KINDS:
-        raise UsageError(f"--figure ends with .{kind or '?'}; write .{', .'.join(KINDS)}")
+    if arguments.figure is not None and arguments.figure.suffix[1:] not in KINDS:
+        raise UsageError(f"--figure ends with {arguments.figure.suffix or 'nothing'}; write .{', .'.join(KINDS)}")
     for module in ("rich.table", "matplotlib.figure", "plotly.offline", "jinja2"):
         require_extra(module)
     found = read_runs(arguments.folder, trials=True)
@@ -85,7 +85,8 @@ def main(argv: Sequence[str]) -> int:
         ]
         if not charts:
             raise UsageError(f"{arguments.folder} has no curves or scores to draw yet")
-        write_atomically(arguments.figure, as_image(paper_figure(charts, arguments.columns), kind))
+        drawn = paper_figure(charts, arguments.columns)
+        write_atomically(arguments.figure, as_image(drawn, arguments.figure.suffix[1:]))
         print(arguments.figure)
     else:
         for file in write_comparison(groups, arguments.out or arguments.folder / "compare"):
