@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)  # before -k and -m choose
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     """Add the tests of each target to those that were collected."""
-    for target in config.getoption("zoo_check"):
+    for target in config.option.zoo_check:
         items += Target.from_parent(session, name=target).collect()
 
 
@@ -47,8 +47,8 @@ class Target(pytest.Collector):
         from zoo.check import Subject
         from zoo.check.command import read_option
 
-        options = dict(map(read_option, self.config.getoption("zoo_check_option")))
-        return Subject(self.name, d_model=self.config.getoption("zoo_check_d_model"), options=options)
+        options = dict(map(read_option, self.config.option.zoo_check_option))
+        return Subject(self.name, d_model=self.config.option.zoo_check_d_model, options=options)
 
 
 class Holds(pytest.Item):
