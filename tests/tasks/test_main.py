@@ -65,7 +65,9 @@ def test_the_verb_pages_writes_a_page_of_each_task_and_names_it(
     files = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert [file.name for file in files] == ["README.md", *(f"{name}.md" for name in tasks.TASKS)]
     for name, file in zip(tasks.TASKS, files[1:], strict=True):
-        assert file.read_text(encoding="utf-8").startswith(f"# {name}\n")
+        text = file.read_text(encoding="utf-8")
+        assert text.startswith(f"# {name}\n")
+        assert tasks.task_class(name).prediction in text
 
 
 def test_a_task_is_shown_as_its_page_with_the_options_given(capsys: pytest.CaptureFixture[str]) -> None:

@@ -326,7 +326,10 @@ def test_a_task_says_where_it_comes_from_and_what_is_predicted_and_has_an_exampl
     assert ">>> task = " in (cls.__doc__ or "")  # a doctest shows that it is true
     assert len(tasks.TASKS.summary(name)) < 80
     assert [option for option, _, meaning in pages.options(cls) if not meaning] == []
-    assert pages.worked(cls).spec.seq_len <= pages.LONGEST
+    task = pages.worked(cls)
+    assert task.spec.seq_len <= pages.LONGEST
+    written = [task.input_text(token) for token in range(task.spec.vocab_size or 0)]
+    assert len(set(written)) == len(written)
 
 
 # Imports

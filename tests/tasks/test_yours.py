@@ -76,6 +76,9 @@ def needy(rng, n, width):
 def taken(rng, n, spec=1):
     return {}
 
+def growing(rng, n):
+    return {"inputs": rng.integers(50, size=(n, 4)), "labels": np.arange(4 * n).reshape(n, 4) * 5 // (4 * n)}
+
 def nothing():
     return {}
 
@@ -135,6 +138,7 @@ def test_a_function_is_a_task_with_its_arguments_as_options(file: Path, rng: np.
     assert (arrays["labels"][:, :-1] == IGNORED).all()
     assert arrays["age"].tolist() == [[-1] * 6 + [6]] * 5
     assert (task.at_length(9).spec.seq_len, task.at_length(9).spec.vocab_size) == (9, 4)
+    assert tasks.create_task(f"{file}:growing").spec.chance == 1 / 5  # the commonest class of one half is rare later
 
 
 def test_regression_with_lengths(file: Path, rng: np.random.Generator) -> None:

@@ -244,7 +244,9 @@ def test_a_rate_has_the_digits_that_its_interval_allows(decay: Any, text: str) -
 def test_a_gradient_that_ends_has_its_reach_in_place_of_a_rate() -> None:
     profile = GradientProfile(torch.tensor([[1.0, 0.5, 0.0, 0.0]]), torch.arange(4), 8)
     assert "1" in rate_text(Gradient(profile, None))
-    assert rate_text(Gradient(profile._replace(values=torch.ones(1, 4)), None)) == NOTHING == rate_text(None)
+    endless, decay = profile._replace(values=torch.ones(1, 4)), DecayRate(-0.1, (-0.11, -0.09), None, 1.0, 1.0)
+    assert rate_text(Gradient(endless, None)) == NOTHING == rate_text(None)
+    assert rate_text(Gradient(endless, decay)) == decay_text(decay)
 
 
 def _texts(figure: Any) -> list[str]:
