@@ -24,6 +24,9 @@ from zoo.errors import UsageError
 from zoo.loading.names import BEST, CHECKPOINTS, LAST, PREVIOUS
 from zoo.report.files import as_json, write_atomically
 
+TRIAL_SHOWN = 14
+"""The characters of a trial's name that TensorBoard's HParams tab shows."""
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -45,8 +48,11 @@ class RunFolder:
 
     @property
     def trial(self) -> str:
-        """The run's name in TensorBoard, whose first characters tell configuration and seed apart."""
-        return f"{hashlib.sha256(self.name.encode()).hexdigest()[:4]}-{self.seed} {self.name}/seed{self.seed}"
+        """The run's name in TensorBoard, whose first characters tell mixer, seed and configuration apart."""
+        mixer = self.name.rpartition("/")[2].partition("-")[0]
+        told_apart = f"-{self.seed} {hashlib.sha256(self.name.encode()).hexdigest()[:4]}"
+        shown = max(1, TRIAL_SHOWN - len(told_apart))
+        return f"{mixer[:shown]}{told_apart} {self.name}/seed{self.seed}"
 
     @property
     def checkpoints(self) -> Path:

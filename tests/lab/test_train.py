@@ -397,9 +397,10 @@ def test_watchers_change_no_result_and_no_name(finished: Path, tmp_path: Path) -
 
 
 def test_trials_are_told_apart_by_what_tensorboard_has_room_for() -> None:
-    tails = ("--seed 1", "--mixer.attention.n_heads 2", "--task.n_pairs 8", "")
-    names = [RunFolder.of(cli.parse(argv.split())).trial[:14] for argv in tails]
+    tails = ("--seed 1", "--mixer.n_heads 2", "--task.n_pairs 8", "")
+    names = [RunFolder.of(cli.parse(["--mixer", "attention", *argv.split()])).trial[:14] for argv in tails]
     assert len(set(names)) == len(names)
+    assert all(name.startswith("att") for name in names)
 
 
 @pytest.mark.parametrize(
