@@ -536,6 +536,17 @@ def test_a_model_is_verified_as_it_is_configured(
     assert isinstance(load_transformers(build(kind, generator, **KINDS[kind][0] | options).to(dtype)), Backbone)
 
 
+def test_a_float32_model_that_rounds_to_more_than_the_bound_is_judged_in_float64(generator: torch.Generator) -> None:
+    """Theirs computes 1 - a², which has few digits if a is close to one."""
+    theirs = build("RecurrentGemma", generator, **KINDS["RecurrentGemma"][1])
+    with torch.no_grad():
+        for weight in (p for p in theirs.parameters() if p.ndim > 1):
+            weight.mul_(5)
+    ours, tokens = load_transformers(theirs), drawn(generator)
+    y, expected = ours(tokens), theirs(tokens).logits
+    assert (y - expected).norm() > BOUNDS[torch.float32] * expected.norm()
+
+
 def test_a_layer_outside_a_model_is_verified() -> None:
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaAttention

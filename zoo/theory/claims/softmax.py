@@ -281,10 +281,10 @@ def softmax_heads(settings: Settings) -> Findings:
     negative, turning = system(draw, _SEQ_LEN, -0.8), system(draw, _SEQ_LEN, pair(0.9, 1.0))
     yield at_least("pole -0.8: best error of one head", best_with_sink(negative, 1, draw, starts), 0.1)
     yield at_most("pole -0.8: best error of two heads", best_with_sink(negative, 2, draw, starts), 1e-8)
-    errors = [best_with_sink(turning, h, draw, starts) for h in (1, 2, 3)]
-    yield at_least("a complex pair: best error of two heads", errors[1], 0.1)
-    yield at_most("a complex pair: best error of three heads", errors[2], 1e-8)
-    curve = Curve("a complex pair (k = 2), best of all starts", (1, 2, 3), errors, "points")
+    errors = {h: best_with_sink(turning, h, draw, starts) for h in (1, 2, 3)}
+    yield at_least("a complex pair: best error of two heads", errors[2], 0.1)
+    yield at_most("a complex pair: best error of three heads", errors[3], 1e-8)
+    curve = Curve("a complex pair (k = 2), best of all starts", list(errors), list(errors.values()), "points")
     yield Panel("Softmax with a sink", "heads", "relative squared error", (curve,), whole_x=True)
 
 
