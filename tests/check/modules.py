@@ -116,6 +116,19 @@ class LongConv(nn.Module):
         return 2 * n
 
 
+class Routed(LongConv):
+    """The convolution, then one of two maps at each position: the likelier one, by a router in float32."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__(d_model)
+        self.router, self.first, self.second = (nn.Linear(d_model, n) for n in (2, d_model, d_model))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        weight, expert = self.router(y).softmax(-1, dtype=torch.float32).to(x).max(-1, keepdim=True)
+        return y + weight * torch.where(expert == 0, self.first(y), self.second(y))
+
+
 class Stepper(nn.Module):
     """A diagonal recurrence that decodes by `step`, a position at a time."""
 
@@ -271,6 +284,7 @@ PROTOCOLS: dict[type[nn.Module], str] = {
     Recurrence: "stream(x, state)",
     Attention: "(y, state) = module(x, state)",
     LongConv: "forward alone",
+    Routed: "forward alone",
     Stepper: "step(x_t, state)",
     Named: "step(x_t, state)",
     Several: "step(x_t, state)",
