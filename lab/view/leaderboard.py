@@ -17,7 +17,7 @@ from typing import Any
 
 from lab.config import parse
 from lab.run.record import Run
-from lab.run.score import BASELINE, SCORES, merit, score_text
+from lab.run.score import BASELINE, SCORES, merit, score_text, window_text
 from lab.sweep.command import Request
 from lab.sweep.engine import Stop
 from lab.sweep.experiment import read_experiment
@@ -36,7 +36,6 @@ from lab.view.cells import (
     run_cell,
     task_names,
 )
-from lab.view.page import as_page
 from lab.view.picture import heat_map, share
 from lab.view.rows import Group, Row
 from lab.view.table import columns_of, explain
@@ -45,7 +44,7 @@ from zoo.evidence.interval import FEWEST_SCORES, FEWEST_SEEDS, FEWEST_TASKS, of_
 from zoo.registry import MIXERS
 from zoo.report.files import as_json, read_json, write_all
 from zoo.report.numbers import count, duration
-from zoo.report.page import LISTED, Column, Section, as_markdown
+from zoo.report.page import LISTED, Column, Section, as_markdown, render
 from zoo.report.plots import as_png
 from zoo.report.terminal import Parser, fail, make_console, make_table, say
 from zoo.signals import CTRL_C, SCHEDULER, handled
@@ -202,8 +201,8 @@ class Board:
         pages = {
             STORED: as_json(kept),
             PAGE: as_markdown("Leaderboard", about, sections, end),
-            SORTABLE: as_page(
-                "Leaderboard of sequence mixers", "", groups, sections, notes=notes, picture=PICTURE if shown else ""
+            SORTABLE: render(
+                Path(__file__).with_name("leaderboard.html"), budgets=BUDGETS, notes=notes, data=_as_data(groups)
             ),
         }
         return write_all(self.out, pages | ({PICTURE: as_png(heat_map(groups))} if shown else {}))
@@ -235,19 +234,19 @@ class MedianRow(Row):
         return self.score_text if middle is None or solved is None else f"{middle:.2f} ({solved[0]} of {solved[1]})"
 
 
-def _at_budget(steps: int) -> Column:
+def _value_at(row: MedianRow, steps: int) -> float | None:
     """Return the median of validation after these steps, or at the end of runs that stopped before."""
+    curves = ({int(step): y for step, y in run.metrics["curve"].items() if y is not None} for run in row.judged)
+    found = [curve[max(at)] for curve in curves if (at := [step for step in curve if step <= steps])]
+    return statistics.median(found) if found else None
 
-    def value(row: MedianRow) -> float | None:
-        curves = ({int(step): y for step, y in run.metrics["curve"].items() if y is not None} for run in row.judged)
-        found = [curve[max(at)] for curve in curves if (at := [step for step in curve if step <= steps])]
-        return statistics.median(found) if found else None
 
+def _at_budget(steps: int) -> Column:
     return Column(
         f"at {steps:,}",
         "median score by validation after these steps, or at the end of a run that had ended",
-        lambda row: score_text(row.score, value(row)),
-        value=value,
+        lambda row: score_text(row.score, _value_at(row, steps)),
+        value=lambda row: _value_at(row, steps),
     )
 
 
@@ -342,6 +341,29 @@ def _task_column(group: Group, rows: Mapping[str, Row]) -> Column:
 
 def _short(row: Row) -> str:
     return row.short_text if isinstance(row, MedianRow) else row.score_text
+
+
+def _as_data(groups: Sequence[Group]) -> dict[str, Any]:
+    """Return what the sortable page shows of each cell, as plain data."""
+    mixers: dict[str, dict[str, Any]] = {}
+    for group in groups:
+        for row in group.rows:
+            if not isinstance(row, MedianRow):
+                continue
+            known = row.label in MIXERS
+            family = MIXERS.entry(row.label).family if known else "of one's own"
+            mixer = mixers.setdefault(row.label, {"name": row.label, "family": family, "cells": {}})
+            at = {str(steps): _value_at(row, steps) for steps in BUDGETS}
+            facts = [f"{row.label} on {group.title}: {row.score_text}", f"window {window_text(row.window)} octaves"]
+            mixer["cells"][group.title] = {
+                "score": row.center(),
+                "share": share(group, row.center()),
+                "solved": "{}/{}".format(*row.solved) if row.solved else "",
+                "at": {steps: {"value": value, "share": share(group, value)} for steps, value in at.items()},
+                "title": ", ".join([*facts, f"{CONVERGED.cell(row)} converged"]),
+            }
+    ordered = sorted(mixers.values(), key=lambda mixer: _place(mixer["name"]))
+    return {"tasks": [group.title for group in groups], "mixers": ordered, "budgets": BUDGETS}
 
 
 def over_all(groups: Sequence[Group]) -> Column:

@@ -28,9 +28,7 @@ def as_page(
     about: str,
     groups: Sequence[Group],
     sections: Sequence[Section],
-    folder: Path | None = None,
-    notes: Sequence[str] = (),
-    picture: str = "",
+    folder: Path,
 ) -> str:
     """Return the page.
 
@@ -42,9 +40,7 @@ def as_page(
         about: paragraph below it.
         groups: the tasks.
         sections: the tables; a task's table has its title.
-        folder: where the page is kept, from which its links to runs lead; None for a page without charts and links.
-        notes: paragraphs at the end.
-        picture: path of a picture to begin with, relative to the page.
+        folder: where the page is kept, from which its links to runs lead.
 
     Raises:
         MissingExtraError: plotly or jinja2 is not installed.
@@ -54,9 +50,7 @@ def as_page(
     def chosen(row: Row) -> dict[str, str]:
         return {key: value_text(row.options[key]) for key in options if key in row.options}
 
-    def address(run: Run) -> str | None:
-        if folder is None:
-            return None
+    def address(run: Run) -> str:
         # Relative, so that it holds where runs and page are moved together.
         there = run.folder.resolve()
         try:
@@ -64,21 +58,17 @@ def as_page(
         except ValueError:  # on another drive
             return there.as_uri()
 
-    figures = {
-        group.title: [figure_of(chart) for chart in charts_of(group, known)] for group in (groups if folder else ())
-    }
+    figures = {group.title: [figure_of(chart) for chart in charts_of(group, known)] for group in groups}
     return render(
         Path(__file__).with_name("page.html"),
         title=title,
         about=about,
         sections=sections,
-        notes=notes,
-        picture=picture,
         tasks=[group.title for group in groups],
         colours=known,
         options=options,
         figures=figures,
-        plotly=require_extra("plotly.offline").get_plotlyjs() if figures else "",
+        plotly=require_extra("plotly.offline").get_plotlyjs(),
         chosen=chosen,
         address=address,
     )

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from selenium.webdriver.common.keys import Keys
 
 from lab.run.identity import deciding_options
 from lab.sweep.experiment import read_experiment
 from lab.view import leaderboard
 from lab.view.cells import FILE, in_order, read_cells, task_names
-from lab.view.leaderboard import PICTURE, STORED, Board, groups_of, overview
-from lab.view.page import as_page
+from lab.view.leaderboard import PICTURE, SORTABLE, STORED, Board, groups_of, overview
 from lab.view.picture import heat_map, share
 from tests.lab.runs import error_line
 from zoo.report.page import as_markdown
@@ -130,12 +130,30 @@ def test_the_pages_show_what_was_run_and_leave_the_rest_empty() -> None:
     assert "| guess without order | 0.0625 | 1 |" in page
     assert re.search(r"\| gru \| \*\*0.7000\*\* \| 1 \| \| 0.1000 \| 50,000 \| 320 \| 10,000 \| 100 \|", page)
     assert "## text" not in page
-    html = as_page("title", "about", groups, sections, notes=["note"])
-    assert html.count("<table>") == 3
-    assert re.search(r'<td class="right best" data-value="0.7">0.7', html)
-    assert '<th class="right" data-first="ascending"><button>parity</button>' in html
-    assert "&lt;b&gt;" in html
-    assert "http" not in html
+
+
+@pytest.mark.slow
+def test_the_sortable_page_shows_any_budget(tmp_path: Path, browser: Any) -> None:
+    (tmp_path / STORED).write_text("[]")
+    board = Board(tmp_path)
+    for each in (record("attention", "mqar", 0.5, 0.96), record("<b>", "mqar", 0.1, 0.2), record("lstm", "k_hop", 1.0)):
+        board.merge(each)
+    browser.get((tmp_path / SORTABLE).as_uri())
+
+    def shown(selector: str) -> list[str]:
+        return [each.text for each in browser.find_elements("css selector", selector)]
+
+    assert shown("thead button") == ["mixer", "mqar", "k_hop"]
+    assert (shown("tbody th"), shown("tbody td")) == (
+        ["attention", "lstm", "<b>"],
+        ["0.73 1/2", "", "", "1.00 1/1", "0.15 0/2", ""],
+    )
+    browser.find_elements("css selector", "thead button")[1].click()
+    assert shown("tbody th") == ["attention", "<b>", "lstm"]  # an empty cell comes last
+    slider = browser.find_element("name", "budget")
+    slider.send_keys(Keys.HOME)
+    assert shown("tbody td")[0] == "0.25"  # after 300 steps, by validation
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
 
 
 def test_a_share_counts_from_guessing_to_a_perfect_score() -> None:

@@ -22,7 +22,7 @@ from zoo.ops.precision import full_precision
 from zoo.ops.time import right_align
 from zoo.ops.transforms import followed, whole_in_export
 
-QUERIES, MOST_BLOCKS = 256, 8
+QUERIES, MOST_BLOCKS = 256, 2
 
 
 @core("v", "batch head seq value")
@@ -146,7 +146,7 @@ def forgotten_since(
 def query_blocks(q: Float[Tensor, "batch n_heads seq d_head"]) -> list[tuple[int, int]]:
     """Return the first and last positions of the blocks of queries whose weights are computed together.
 
-    On the CPU blocks are of one size, so that memory is linear in the sequence. Elsewhere there are at most eight, so
+    On the CPU blocks are of one size, so that memory is linear in the sequence. Elsewhere there are at most two, so
     that the number of kernels is bounded. Short sequences, and code that is compiled or mapped, have one block.
     """
     seq_len = q.shape[2]
