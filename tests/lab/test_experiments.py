@@ -24,6 +24,7 @@ from lab.experiments.probes import PROBES, measure
 from lab.experiments.record import read_records
 from lab.experiments.rows import Row, number_of, read_rows
 from lab.experiments.spec import Spec, list_specs, read_spec
+from lab.plain import read_mapping
 from lab.run.record import Run
 from lab.sweep.experiment import read_experiment
 from lab.sweep.grid import expand
@@ -562,7 +563,7 @@ def test_a_paper_is_reproduced_and_the_same_command_finds_its_runs(
 
 @pytest.mark.parametrize("name", papers.list_papers())
 def test_every_published_cell_is_about_runs_that_train_takes(name: str) -> None:
-    for setting in ("small", "full") if name != "parity_ssm" else ("full",):
+    for setting in read_mapping(papers.PAPERS / f"{name}.yaml")["settings"]:
         found = papers.read_paper(name, setting)
         runs = [
             {"seed": "0", **{key: plain(value) for key, value in run_of(configuration.command.config).options.items()}}
