@@ -13,9 +13,9 @@ from torch import Tensor
 from zoo.cores import core
 from zoo.ops.attention import attend_by, forgetting_bias, forgotten_since, query_blocks, recomputed
 from zoo.ops.precision import full_precision
-from zoo.ops.transforms import whole_in_export
+from zoo.ops.transforms import on_cpu, whole_in_export
 
-CHUNK = 64
+CHUNK, _MOST_CHUNKS = 64, 16
 
 
 @core("v", "batch head seq value")
@@ -40,8 +40,8 @@ def path_attend(
 ) -> tuple[Float[Tensor, "batch n_heads seq d_value"], Float[Tensor, "batch n_kv_heads slots d_head"]]:
     """softmax_j((q_i^T H_i ... H_{j+1} k_j + log f_{j+1} + ... + log f_i) / sqrt(d_head)) v_j, H as in `path_logits`.
 
-    A block of queries at a time, recomputed in the backward pass: no matrix over all pairs of positions is kept. The
-    keys before a block are moved up to it block by block, each time from where their own block ends.
+    On the CPU a block of queries at a time, recomputed in the backward pass: no matrix over all pairs of positions is
+    kept. The keys before a block are moved up to it block by block, each time from where their own block ends.
 
     Args:
         q, k, w, beta, cache: as in `path_logits`.
@@ -51,7 +51,8 @@ def path_attend(
     Returns:
         One output a query and head, and the keys of all slots, moved by all positions.
     """
-    past, blocks = cache.shape[2], query_blocks(q)
+    past = cache.shape[2]
+    blocks = query_blocks(q) if on_cpu(q) else [(0, int(q.shape[2]))]
 
     def block(
         q: Tensor, k: Tensor, w: Tensor, beta: Tensor, v: Tensor, gate: Any, forgotten: Any, *keys: Tensor
@@ -130,16 +131,55 @@ def path_logits(
     Returns:
         The logits for the cached slots and the chunk's, and the keys of all of them, moved by all positions.
     """
-    n_slots = cache.shape[2] + k.shape[2]
     with full_precision(q.device):
         q, k, w, beta = (t.to(cache.dtype) for t in (q, k, w, beta))
         q = q.unflatten(1, (k.shape[1], q.shape[1] // k.shape[1]))
-        logits, after = [], cache
-        for here, keys, taken, after in _chunks(k, w, beta, cache):  # noqa: B007 (the last one is returned)
-            q_c, w_c = q[:, :, :, here], w[:, :, here]
-            read = q_c @ keys.mT.unsqueeze(2) - (q_c @ w_c.mT.unsqueeze(2)).tril() @ taken.unsqueeze(2)
-            logits.append(F.pad(read, (0, n_slots - keys.shape[2])))
-    return torch.cat(logits, dim=3).flatten(1, 2), after
+        logits, after = (_one_by_one if on_cpu(k) else _in_pairs)(q, k, w, beta, cache)
+    return logits.flatten(1, 2), after
+
+
+def _one_by_one(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+    """`path_logits`, chunk after chunk; q is (batch, n_kv_heads, group, seq, d_head)."""
+    n_slots, logits, after = cache.shape[2] + k.shape[2], [], cache
+    for here, keys, taken, after in _chunks(k, w, beta, cache):  # noqa: B007 (the last one is returned)
+        q_c, w_c = q[:, :, :, here], w[:, :, here]
+        read = q_c @ keys.mT.unsqueeze(2) - (q_c @ w_c.mT.unsqueeze(2)).tril() @ taken.unsqueeze(2)
+        logits.append(F.pad(read, (0, n_slots - keys.shape[2])))
+    return torch.cat(logits, dim=3), after
+
+
+def _in_pairs(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+    """`_one_by_one` in a number of operations that does not grow with the sequence.
+
+    All chunks are computed at once: their own logits, their keys moved to their end, their queries moved to their
+    start, and their maps, by which later chunks move these keys. Then neighbours are joined, in log2(chunks) steps:
+    queries of the right one meet keys of the left one in between, and both move on to the ends of the joint chunk.
+    """
+    past, seq_len, d_head = cache.shape[2], k.shape[2], k.shape[3]
+    n_chunks = 1 << (min(_MOST_CHUNKS, -(-seq_len // CHUNK)) - 1).bit_length()
+    size = -(-seq_len // n_chunks)
+    more = n_chunks * size - seq_len
+    q, k, w = (F.pad(t, (0, 0, 0, more)).unflatten(-2, (n_chunks, size)) for t in (q, k, w))
+    scaled = F.pad(beta, (0, more)).unflatten(2, (n_chunks, size)).unsqueeze(4) * w
+    wanted = torch.cat(((scaled @ k.mT).tril(-1), scaled), dim=4)
+    solved = torch.linalg.solve_triangular((scaled @ w.mT).tril(-1), wanted, upper=False, unitriangular=True)
+    taken, through = solved.split((size, d_head), dim=4)
+    keys = k - taken.mT @ w
+    maps = torch.eye(d_head, dtype=k.dtype, device=k.device) - through.mT @ w
+    weights = (q @ w.mT.unsqueeze(2)).tril()
+    logits = q @ k.mT.unsqueeze(2) - weights @ taken.unsqueeze(2)
+    queries = q - weights @ through.unsqueeze(2)
+    while maps.shape[2] > 1:
+        (k_left, k_right), (m_left, m_right) = ((t[:, :, ::2], t[:, :, 1::2]) for t in (keys, maps))
+        (q_left, q_right), (own_left, own_right) = ((t[:, :, :, ::2], t[:, :, :, 1::2]) for t in (queries, logits))
+        met = torch.cat((q_right @ k_left.mT.unsqueeze(2), own_right), dim=5)
+        logits = torch.cat((F.pad(own_left, (0, own_left.shape[5])), met), dim=4)
+        keys = torch.cat((k_left @ m_right, k_right), dim=3)
+        queries = torch.cat((q_left, q_right @ m_left.mT.unsqueeze(2)), dim=4)
+        maps = m_left @ m_right
+    logits = torch.cat((queries.squeeze(3) @ cache.mT.unsqueeze(2), logits.squeeze(3)), dim=4)
+    after = torch.cat((cache @ maps.squeeze(2), keys.squeeze(2)), dim=2)
+    return logits[:, :, :, :seq_len, : past + seq_len], after[:, :, : past + seq_len]
 
 
 def _chunks(k: Tensor, w: Tensor, beta: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
