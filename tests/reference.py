@@ -615,6 +615,43 @@ def kda(p: Parameters, x: Array, n_heads: int = 2, beta_max: float = 1.0, **_siz
     return (joined(rms_norm(o, p["norm.weight"])) * gate) @ p["out_proj.weight"].T
 
 
+def krylov_solution(a: Array, b: Array, steps: int) -> Array:
+    """What conjugate gradients from zero reach: the best in the span of b, A b, A^2 b, ...; A^-1 b if that is all."""
+    if steps >= len(b):
+        return np.linalg.solve(a, b)
+    basis = np.linalg.qr(np.stack([np.linalg.matrix_power(a, n) @ b for n in range(steps)], axis=1))[0]
+    return basis @ np.linalg.solve(basis.T @ a @ basis, basis.T @ b)
+
+
+def mesa_net(p: Parameters, x: Array, n_heads: int = 2, cg_steps: int = 30, **_sizes: object) -> Array:
+    """von Oswald et al. 2506.05233, section 3."""
+    q, k = np.split(silu(short_conv(x @ p["qk_proj.weight"].T, p["conv.weight"])), 2, axis=-1)
+    q, k, v = unit(heads_of(q, n_heads)), unit(heads_of(k, n_heads)), heads_of(x @ p["v_proj.weight"].T, n_heads)
+    decay, beta = np.split(sigmoid(x @ p["gate_proj.weight"].T + p["gate_proj.bias"]), 2, axis=-1)
+    o = np.zeros_like(v)
+    for h in range(n_heads):
+        ridge = np.diag(0.25 + softplus(p["ridge"][h]))
+        keys, values = np.zeros_like(ridge), np.zeros_like(ridge)
+        for t in range(len(x)):
+            keys = decay[t, h] * keys + beta[t, h] * np.outer(k[t, h], k[t, h])
+            values = decay[t, h] * values + beta[t, h] * np.outer(k[t, h], v[t, h])
+            o[t, h] = krylov_solution(keys + ridge, q[t, h], cg_steps) @ values
+    return joined(rms_norm(o, p["norm.weight"])) @ p["out_proj.weight"].T
+
+
+def comba(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
+    """Hu et al. 2506.02475, section 3."""
+    qkv = silu(short_conv(x @ p["qkv_proj.weight"].T, p["conv.weight"]))
+    n_keys = (qkv.shape[1] - p["out_proj.weight"].shape[1]) // 2
+    q, k, v = (heads_of(part, n_heads) for part in np.split(qkv, [n_keys, 2 * n_keys], axis=-1))
+    share = sigmoid(p["feedback"])[:, None]
+    q, k = unit(q - p["D"][:, None] * share * k) / np.sqrt(q.shape[2]), unit(k)
+    beta = sigmoid(x @ p["beta_proj.weight"].T)[:, :, None]
+    alpha = np.exp(-np.exp(p["A_log"]) * softplus(x @ p["dt_proj.weight"].T + p["dt_bias"]))[:, :, None]
+    o = matrix_states(q, k, beta * v, np.broadcast_to(alpha, k.shape), share * beta * k, k)
+    return (joined(rms_norm(o, p["norm.weight"])) * sigmoid(x @ p["gate_proj.weight"].T)) @ p["out_proj.weight"].T
+
+
 def retnet(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
     """Sun et al. 2307.08621, section 2, with RMSNorm over a head."""
     seq, n_values = len(x), p["out_proj.weight"].shape[1]
@@ -1164,6 +1201,8 @@ REFERENCES = {
     "kda": kda,
     "gdn2": kda,
     "delta_product": partial(delta_net, n_householder=2, beta_max=2.0),
+    "comba": comba,
+    "mesa_net": mesa_net,
     "retnet": retnet,
     "lightning_attention": lightning_attention,
     "hgrn2": hgrn2,

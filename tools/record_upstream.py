@@ -171,6 +171,37 @@ def gdn2() -> tuple[nn.Module, Run]:
     return _delta("layers.gdn2", "GatedDeltaNet2", "gdn2", kernel, **NEGATIVE)
 
 
+@layer("comba", FLA, "fla/layers/comba.py", "fla/ops/comba/naive.py")
+def comba() -> tuple[nn.Module, Run]:
+    naive = _fla("ops.comba.naive").naive_chunk_comba  # its recurrent neighbour decays before it erases
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+        return naive(q, k, v, k * decay.sigmoid().view(-1, 1), g, beta, output_final_state=True)
+
+    module, run = _delta("layers.comba", "Comba", "comba", kernel, head_dim=3)
+    decay = module.decay
+    return module, run
+
+
+@layer("mesa_net", FLA, "fla/layers/mesa_net.py", "fla/ops/mesa_net/naive.py")
+def mesa_net() -> tuple[nn.Module, Run]:
+    file, naive = _fla("layers.mesa_net"), _fla("ops.mesa_net.naive").naive_mesa_net_exact
+    state: State = {}
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, lamb: Tensor, **_: Any) -> Any:
+        y, state["H"], state["S"] = naive(_unit(q), _unit(k), v, g, lamb, beta)
+        return y, state["H"], state["S"]
+
+    file.chunk_mesa_net, file.ShortConvolution, file.RMSNorm = kernel, _ShortConv, _Norm
+    module = file.MesaNet(hidden_size=6, num_heads=2, head_dim=3)
+
+    def run(x: Tensor) -> tuple[Tensor, State]:
+        y = module(x)[0]
+        return y, {**state, "conv": torch.cat([conv.last for conv in (module.q_conv1d, module.k_conv1d)], 2)}
+
+    return module, run
+
+
 @layer("delta_product", FLA, "fla/layers/gated_deltaproduct.py", "fla/ops/gated_delta_product/naive.py")
 def delta_product() -> tuple[nn.Module, Run]:
     naive = _fla("ops.gated_delta_product.naive").naive_recurrent_gated_delta_product

@@ -127,6 +127,10 @@ _BUILT_IN = (
             "2605.22791",
             {"gates": "channel"},
         ),
+        comba=Mixer("Comba", "gated_delta_net that erases in part and corrects its queries", 2025, "2506.02475"),
+        mesa_net=Mixer(
+            "MesaNet", "linear attention that solves least squares over the keys so far", 2025, "2506.05233"
+        ),
         rwkv7=Mixer("RWKV7", "the delta rule with gates per channel, on inputs that are shifted", 2025, "2503.14456"),
     )
     | _family(

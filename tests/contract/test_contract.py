@@ -584,6 +584,7 @@ DELTAS = "delta_net gated_delta_net delta_product kda head_hybrid"
 OF_EIGHT = (
     "attention forgetting_attention path_attention linear_attention gated_linear_attention delta_net "
     "gated_delta_net delta_product kda retnet lightning_attention hgrn2 rwkv7 capped_mlstm "
+    "comba mesa_net "
     "sliding_attention slstm head_hybrid mla"
 )
 """Mixers whose heads divide d_model."""
@@ -632,7 +633,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mamba3", {"rate_map": "exp"}, "rate_map heavy_tail softplus"),
     ("mamba3", {"d_head": 5}, "d_inner=16 d_head=5"),
     ("mamba3", {"n_groups": 2}, "n_heads=1 n_groups=2"),
-    ("delta_product", {"dt_min": 0.2}, "dt_min=0.2 dt_max=0.1"),
+    ("comba delta_product", {"dt_min": 0.2}, "dt_min=0.2 dt_max=0.1"),
     ("kda gdn2", {"dt_max": math.inf}, "dt_min=0.001 dt_max=inf"),
     ("kda", {"gates": "heads"}, "'head'"),
     ("retnet", {"n_heads": 8}, "even d_head 1"),

@@ -11,6 +11,7 @@ from zoo import list_mixers
 
 OF_CHANNELS = dict.fromkeys(("kda", "gdn2", "rwkv7", "gated_linear_attention"), (160, 320))
 BUDGETS = OF_CHANNELS | dict.fromkeys(("path_attention", "delta_product"), (250, 500))
+BUDGETS["mesa_net"] = (100 + 30 * 23, 200 + 30 * 65)  # thirty steps of conjugate gradients
 BUDGET = (100, 200)
 LOOPS = ("path_attention", "lstm", "gru", "rnn")
 

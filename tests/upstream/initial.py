@@ -29,6 +29,8 @@ DELTA = "fla-org/flash-linear-attention bc3b101, fla/layers/delta_net.py"
 GATED_DELTA = "fla-org/flash-linear-attention bc3b101, fla/layers/gated_deltanet.py; NVlabs/GatedDeltaNet 5ddd1e4"
 KDA = "fla-org/flash-linear-attention bc3b101, fla/layers/kda.py"
 GDN2 = "fla-org/flash-linear-attention bc3b101, fla/layers/gdn2.py"
+COMBA = "fla-org/flash-linear-attention bc3b101, fla/layers/comba.py"
+MESA = "fla-org/flash-linear-attention bc3b101, fla/layers/mesa_net.py"
 PRODUCT = "fla-org/flash-linear-attention bc3b101, fla/layers/gated_deltaproduct.py"
 RWKV = "fla-org/flash-linear-attention bc3b101, fla/layers/rwkv7.py, its first layer"
 XLSTM = "NX-AI/xlstm 032a6fb, xlstm/blocks/mlstm/layer.py and cell.py"
@@ -157,6 +159,13 @@ TABLE = [
     Initial("gdn2", "dt", lambda m: F.softplus(m.dt_bias), STEPS, GDN2, {}, 1024),
     Initial("delta_product", "dt", lambda m: F.softplus(m.dt_bias), STEPS, PRODUCT, HEADS, 4),
     Initial("delta_product", "A", lambda m: m.A_log.exp(), uniform(0, 16), PRODUCT, HEADS, 4),
+    # comba and mesa_net.
+    Initial("comba", "dt", lambda m: F.softplus(m.dt_bias), STEPS, COMBA, HEADS, 4),
+    Initial("comba", "A", lambda m: m.A_log.exp(), uniform(0, 16), COMBA, HEADS, 4),
+    Initial("comba", "conv.weight", named("conv.weight"), within(4), COMBA, d_model=256),
+    *[Initial("comba", name, named(name), 1.0, COMBA) for name in ("D", "feedback")],
+    Initial("mesa_net", "ridge", lambda m: 0.25 + F.softplus(m.ridge), 1.0, MESA),
+    Initial("mesa_net", "conv.weight", named("conv.weight"), within(4), MESA, d_model=256),
     # rwkv7: two heads of 3 channels.
     Initial("rwkv7", "x_r", lambda m: m.shift[0], [1 - (n / 6) ** 0.2 for n in range(6)], RWKV, {}, 6),
     Initial("rwkv7", "x_w", lambda m: m.shift[1], [1 - (n / 6) ** 0.9 for n in range(6)], RWKV, {}, 6),

@@ -89,6 +89,24 @@ def kda(w: Weights) -> Weights:
     }
 
 
+def comba(w: Weights) -> Weights:
+    return {**gated_delta_net(w), "D": w["D"], "feedback": w["decay"]}
+
+
+def mesa_net(w: Weights) -> Weights:
+    qk = {name: torch.cat([w[f"{part}_{name}.weight"] for part in "qk"]) for name in ("proj", "conv1d")}
+    gates = {f"gate_proj.{kind}": torch.cat([w[f"{part}_proj.{kind}"] for part in "ab"]) for kind in ("weight", "bias")}
+    return {
+        **gates,
+        "qk_proj.weight": qk["proj"],
+        "conv.weight": qk["conv1d"].squeeze(1),
+        "v_proj.weight": w["v_proj.weight"],
+        "ridge": w["lambda_params"].view(2, 3),
+        "norm.weight": w["o_norm.weight"],
+        "out_proj.weight": w["o_proj.weight"],
+    }
+
+
 def retnet(w: Weights) -> Weights:
     return {**joined(w), "gate_proj.weight": w["g_proj.weight"], "norm.weight": w["g_norm_swish_gate.weight"]}
 
@@ -376,6 +394,8 @@ TWINS = {
     "gated_delta_net": Twin("gated_delta_net", {"n_heads": 2, "beta_max": 2.0}, gated_delta_net, alike("S", "conv")),
     "kda": Twin("kda", {"n_heads": 2, "expand": 2, "beta_max": 2.0}, kda, alike("S", "conv")),
     "gdn2": Twin("gdn2", {"n_heads": 2, "expand": 2, "beta_max": 2.0}, kda, alike("S", "conv")),
+    "comba": Twin("comba", {"n_heads": 2}, comba, alike("S", "conv")),
+    "mesa_net": Twin("mesa_net", {"n_heads": 2}, mesa_net, alike("H", "S", "conv")),
     "delta_product": Twin("delta_product", {"n_heads": 2}, gated_delta_net, alike("S", "conv")),
     "retnet": Twin("retnet", {"n_heads": 2}, retnet),
     "hgrn2": Twin("hgrn2", {"n_heads": 2, "lower_bound": 0.25}, hgrn2, alike("S")),

@@ -15,6 +15,7 @@ from zoo.ops.dplr import dplr
 from zoo.ops.time import without_padding
 
 _EPS = 1e-6
+_LEAST_LOG_DECAY = -60.0
 
 
 def unit_length(t: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
@@ -159,3 +160,32 @@ def relaxed_delta_rule(
         Outputs, and S after the last position.
     """
     return dplr(q, k, v, log_decay, rate * kappa, kappa * torch.exp(-log_decay), state)
+
+
+@core("v", "batch head seq value")
+def fed_back_delta_rule(
+    q: Float[Tensor, "batch heads seq d_key"],
+    k: Float[Tensor, "batch heads seq d_key"],
+    v: Float[Tensor, "batch heads seq d_value"],
+    beta: Float[Tensor, "batch heads seq"],
+    log_decay: Float[Tensor, "batch heads seq"],
+    share: Float[Tensor, "heads 1 1"],
+    state: Float[Tensor, "batch heads d_key d_value"],
+) -> tuple[Float[Tensor, "batch heads seq d_value"], Float[Tensor, "batch heads d_key d_value"]]:
+    """S_t = (a_t - share beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, a scalar plus low rank (Hu et al. 2506.02475).
+
+    As in `relaxed_delta_rule` decay and erasure both see S_{t-1}. The decay is any: below exp(-60), of which nothing
+    is left beside the other terms, it counts as that.
+
+    Args:
+        q, k, v: queries, keys of length one or shorter, and values; y_t = S_t^T q_t.
+        beta: writing strengths.
+        log_decay: log(a), at most zero.
+        share: how much of what is stored under a key is erased, for beta 1.
+        state: S before the first position; its dtype is the one computed in.
+
+    Returns:
+        Outputs, and S after the last position.
+    """
+    log_decay, key = log_decay.clamp(min=_LEAST_LOG_DECAY).unsqueeze(3), beta.unsqueeze(3) * k
+    return dplr(q, key, v, log_decay, key, share * k * torch.exp(-log_decay), state)
