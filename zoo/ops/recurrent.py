@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch import Tensor
 from zoo.coefficient import active, coefficient
 from zoo.ops.activation import tanh
 from zoo.ops.precision import full_precision, linear_dtype
-from zoo.ops.transforms import followed, whole_in_export
+from zoo.ops.transforms import followed, on_cpu, transformed, whole_in_export
 
 CHUNK = 32  # of `linear_rnn`
 
@@ -227,14 +227,16 @@ def linear_rnn(
 
 
 def fused_suffices(kernel: Kernel, x: Tensor, valid: Bool[Tensor, "batch seq"] | None) -> bool:
-    """Return whether nothing needs the loop: no coefficient is asked for, no row stops early, nothing is traced.
+    """Return whether nothing needs the loop: no coefficient is asked for, no row stops early, no transform is at work.
 
-    And the kernel exists: below float32 not every CPU has it.
+    And the kernel exists: below float32 not every CPU has it. On the CPU a compiler gets the loop.
     """
-    if active() or followed() or x.is_meta or valid is not None or len(x) == 0:
+    if active() or transformed() or valid is not None or len(x) == 0:
         return False
+    if not on_cpu(x):
+        return True
     kind = linear_dtype(x)
-    return x.device.type != "cpu" or kind.itemsize >= torch.float32.itemsize or _exists_on_cpu(kernel, x.dtype, kind)
+    return not followed() and (kind.itemsize >= torch.float32.itemsize or _exists_on_cpu(kernel, x.dtype, kind))
 
 
 @cache
@@ -280,15 +282,68 @@ def fused_recurrence(
     Returns:
         h at every position, then the state after the last.
     """
-    weights = [in_weight, recurrent, bias, torch.zeros_like(bias) if recurrent_bias is None else recurrent_bias]
+    given = [x, in_weight, recurrent, bias, torch.zeros_like(bias) if recurrent_bias is None else recurrent_bias]
+    given += [t.to(x.dtype) for t in state]
+    y, *after = _in_one(kernel, given) if x.is_meta or followed() else _by_torch(kernel, given)
+    return y, *after
+
+
+def _by_torch(kernel: Kernel, given: list[Tensor]) -> list[Tensor]:
+    x, *weights = given[:5]
     if x.is_cuda:
         # cuDNN wants its weights one after the other in memory and warns where they are not.
         flat = torch.cat([w.flatten() for w in weights]).split([w.numel() for w in weights])
         weights = [part.view_as(w) for part, w in zip(flat, weights, strict=True)]
-    before = [t.to(x.dtype).unsqueeze(0) for t in state]
+    before = [t.unsqueeze(0) for t in given[5:]]
     settings = (weights, True, 1, 0.0, torch.is_grad_enabled(), False, True)
     if kernel == "lstm":
         y, *after = torch.lstm(x, before, *settings)
     else:
         y, *after = {"gru": torch.gru, "rnn_tanh": torch.rnn_tanh}[kernel](x, before[0], *settings)
-    return y, *(t.squeeze(0) for t in after)
+    return [y, *(t.squeeze(0) for t in after)]
+
+
+# To a compiler, and on meta tensors, the kernel is one custom op: torch would unroll it over positions. Its backward
+# pass runs forward once more.
+
+
+@torch.library.custom_op("zoo::fused_recurrence", mutates_args=(), schema="(str kernel, Tensor[] given) -> Tensor[]")
+def _in_one(kernel: Kernel, given: list[Tensor]) -> list[Tensor]:
+    y, *after = _by_torch(kernel, given)
+    return [y, *(t.clone() for t in after)]  # an op's results share no memory
+
+
+@_in_one.register_fake
+def _(kernel: Kernel, given: list[Tensor]) -> list[Tensor]:
+    x, state = given[0], given[5:]
+    return [x.new_empty(*x.shape[:2], state[0].shape[1]), *(t.new_empty(t.shape) for t in state)]
+
+
+@torch.library.custom_op(
+    "zoo::fused_recurrence_backward",
+    mutates_args=(),
+    schema="(str kernel, Tensor[] grads, Tensor[] given) -> Tensor[]",
+)
+def _in_one_backward(kernel: Kernel, grads: list[Tensor], given: list[Tensor]) -> list[Tensor]:
+    # Inside a custom op torch does not record operations unless it is told to.
+    recorded = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)  # pyright: ignore[reportAttributeAccessIssue]
+    with torch.enable_grad(), recorded:
+        leaves = [t.detach().requires_grad_() for t in given]
+        return list(torch.autograd.grad(_by_torch(kernel, leaves), leaves, grads))
+
+
+@_in_one_backward.register_fake
+def _(kernel: Kernel, grads: list[Tensor], given: list[Tensor]) -> list[Tensor]:
+    return [t.new_empty(t.shape) for t in given]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.kernel, given = inputs
+    ctx.save_for_backward(*given)
+
+
+def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple[None, list[Tensor]]:
+    return None, _in_one_backward(ctx.kernel, grads, list(ctx.saved_tensors))
+
+
+_in_one.register_autograd(_differentiate, setup_context=_keep)
