@@ -12,16 +12,21 @@ import argparse
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.page import Table, render_table
-from benchmarks.timing import ROOT
-from zoo.registry import create_mixer, list_mixers, mixer_class
-from zoo.report.files import write_atomically
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.page import Table, render_table  # noqa: E402
+from zoo.contract import SequenceMixer  # noqa: E402
+from zoo.registry import create_mixer, list_mixers, mixer_class  # noqa: E402
+from zoo.report.files import write_atomically  # noqa: E402
 
 PAGE = ROOT / "docs" / "launches.md"
 BATCH, D_MODEL, LENGTHS = 4, 1024, (4096, 16384)
@@ -37,13 +42,6 @@ _NO_LAUNCH = (
 )
 
 
-class Launches(NamedTuple):
-    """Operations of one layer."""
-
-    forward: int
-    backward: int
-
-
 class _Counter(TorchDispatchMode):
     """Count operations that compute, by name."""
 
@@ -57,21 +55,16 @@ class _Counter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def launches(
-    name: str, seq_len: int, d_model: int = D_MODEL, options: Mapping[str, Any] | None = None
-) -> tuple[Counter[str], Counter[str]]:
-    """Return the operations of a layer, forward and backward, by name.
-
-    Args:
-        name: mixer; if it has a longest sequence, that is `seq_len`.
-        seq_len: number of positions.
-        d_model: width.
-        options: options of the mixer.
-    """
+def on_meta(name: str, seq_len: int, d_model: int = D_MODEL) -> tuple[SequenceMixer, Tensor]:
+    """Return a mixer and an input of `BATCH` rows without storage; a longest sequence, if it has one, is `seq_len`."""
     own = {"max_seq_len": seq_len} if "max_seq_len" in inspect.signature(mixer_class(name)).parameters else {}
     with torch.device("meta"):
-        mixer = create_mixer(name, d_model, **own, **(options or {}))
-        x = torch.empty(BATCH, seq_len, d_model, requires_grad=True)
+        return create_mixer(name, d_model, **own), torch.empty(BATCH, seq_len, d_model, requires_grad=True)
+
+
+def launches(name: str, seq_len: int, d_model: int = D_MODEL) -> tuple[Counter[str], Counter[str]]:
+    """Return the operations of a layer, forward and backward, by name."""
+    mixer, x = on_meta(name, seq_len, d_model)
     with _Counter() as forward:
         y = mixer(x)
     with _Counter() as backward:
