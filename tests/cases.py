@@ -134,6 +134,7 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
     "diagonal_ssm": {"init": ["real_log", "ring"], "d_state": [5, 6]},
     "lru": {"d_state": [6], "r_min": [0.5]},
     "s5": {"d_state": [6]},
+    "linoss": {"d_state": [5], "scheme": ["symplectic"]},
     "s4d": {"d_state": [6], "output": ["none"]},
     "conv": {"kernel": ["implicit"], "d_conv": [1], "d_filter": [5], "n_frequencies": [3]},
     "selective_ssm": {
@@ -226,7 +227,7 @@ KINDS = ("attention", "sliding_attention", "linear_attention", "selective_ssm", 
 ALIKE = {
     **dict.fromkeys(("gated_attention", "differential_attention", "forgetting_attention", "mla"), "attention"),
     **dict.fromkeys(("linear_attention", "hgrn2"), "gated_linear_attention"),
-    **dict.fromkeys(("lru", "s5"), "diagonal_ssm"),
+    **dict.fromkeys(("lru", "s5", "linoss"), "diagonal_ssm"),
     "lightning_attention": "retnet",
     "capped_mlstm": "mlstm",
     "gated_delta_net": "delta_product",

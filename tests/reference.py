@@ -819,6 +819,23 @@ def diagonal_ssm(p: Parameters, x: Array, init: str = "s4d_lin", **_sizes: objec
     return (recurrence(poles, gain * (x @ b.T)) @ c.T).real + p["D"] * x
 
 
+def linoss(p: Parameters, x: Array, scheme: str = "implicit", **_sizes: object) -> Array:
+    """Rusch and Rus 2410.03943, equations 3 and 5: z' = B x - A h, h' = z."""
+    dt, a = sigmoid(p["dt_logit"]), np.maximum(p["stiffness"], 0)
+    b, c = ([1, 1j] @ p[name].reshape(2, -1) for name in "BC")
+    forced = x @ b.reshape(p["B"].shape[1:]).T
+    z = h = np.zeros_like(forced[0])
+    y = np.empty_like(x)
+    for t, driven in enumerate(forced):
+        if scheme == "implicit":  # solved for z, which stands on both sides by h_t = h_{t-1} + dt z_t
+            z = (z + dt * (driven - a * h)) / (1 + dt**2 * a)
+        else:
+            z = z + dt * (driven - a * h)
+        h = h + dt * z
+        y[t] = (h @ c.reshape(p["C"].shape[1:]).T).real + p["D"] * x[t]
+    return y
+
+
 def s4d_kernels(p: Parameters) -> tuple[NDArray[np.complex128], NDArray[np.complex128], NDArray[np.complex128]]:
     """Poles, input gains and C of each channel (d_model, poles), C with the factor two of a conjugate pair."""
     a = -np.exp(p["log_rate"]) + 1j * p["frequency"]
@@ -1212,6 +1229,7 @@ REFERENCES = {
     "diagonal_ssm": diagonal_ssm,
     "lru": partial(diagonal_ssm, init="lru"),
     "s5": partial(diagonal_ssm, init="s5"),
+    "linoss": linoss,
     "s4d": s4d,
     "selective_ssm": selective_ssm,
     "mamba3": mamba3,

@@ -3,7 +3,7 @@
     python tools/record_upstream.py CHECKOUTS [NAME ...]
 
 CHECKOUTS holds a clone of each repository in `SOURCES`, under its key and at its commit. Install einops, triton,
-transformers, pytest (imported by flash-linear-attention and mamba), jax and flax (minimal-LRU and S5).
+transformers, pytest (imported by flash-linear-attention and mamba), jax, flax (minimal-LRU, S5) and equinox (linoss).
 
 Layers are the authors' modules. Where one calls a CUDA or Triton kernel, the plain Python reference of the same
 repository replaces the kernel, and float64 replaces float32. Each record is made in its own process.
@@ -41,6 +41,7 @@ SOURCES = {
     "s4": ("state-spaces/s4", "e757cef57d89e448c413de7325ed5601aceaac13"),
     "minimal-LRU": ("NicolasZucchet/minimal-LRU", "bbd71b1104c399ec0d13819527d791949e66f599"),
     "S5": ("lindermanlab/S5", "3c18fdb6b06414da35e77b94b9cd855f6a95ef17"),
+    "linoss": ("tk-rusch/linoss", "83e6318469cf9e5f78290ed5f5fe8db7cfb6e667"),
     "PhysicsLM4": ("facebookresearch/PhysicsLM4", "75806965208c55e9f7f2e2363d3793d2da75d2e4"),
     "minGRU-pytorch": ("lucidrains/minGRU-pytorch", "38b26e119a2e85e70ea53825dc09b91b021afa06"),
     "xlstm": ("NX-AI/xlstm", "032a6fb8ee19a8c0db80ae6111ff4744a09414a9"),
@@ -731,6 +732,25 @@ def record_s5(checkouts: Path) -> None:
         save(f"s5-{length}", "S5", ("s5/ssm.py", "s5/ssm_init.py"), seed, arrays | frequencies)
 
 
+def record_linoss(name: str, scheme: str, checkouts: Path) -> None:
+    """LinOSS's layer on free parameters, one stiffness below zero, which counts as zero."""
+    sys.path.insert(0, str(checkouts / "linoss"))
+    jax, eqx = importlib.import_module("jax"), importlib.import_module("equinox")
+    jax.config.update("jax_enable_x64", True)
+    layer = importlib.import_module("models.LinOSS").LinOSSLayer(5, 4, scheme, key=jax.random.PRNGKey(0))
+    seed = zlib.crc32(name.encode())
+    rng = np.random.default_rng(seed)
+    weights = {"A_diag": np.array([0.02, 0.3, 0.9, 2.5, -0.1]), "steps": rng.normal(size=5)}
+    weights |= {key: rng.normal(size=shape) for key, shape in {"B": (5, 4, 2), "C": (4, 5, 2), "D": 4}.items()}
+
+    def run(weights: dict[str, Any], x: Any) -> Any:
+        made = eqx.tree_at(lambda each: [getattr(each, key) for key in weights], layer, list(weights.values()))
+        return jax.vmap(made)(x)
+
+    for length, arrays in recorded_by_jax(run, weights, rng):
+        save(f"{name}-{length}", "linoss", ("models/LinOSS.py",), seed, arrays)
+
+
 def recorded_by_jax(
     run: Callable[[dict[str, Any], Any], Any], weights: dict[str, Any], rng: np.random.Generator
 ) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -798,6 +818,8 @@ def main() -> None:
     recorders: dict[str, tuple[str, Callable[[Path], None]]] = {
         **{name: ("minimal-LRU", partial(record_lru, name)) for name in ("ring", "lru")},
         "s5": ("S5", record_s5),
+        "linoss": ("linoss", partial(record_linoss, "linoss", "IM")),
+        "linoss_symplectic": ("linoss", partial(record_linoss, "linoss_symplectic", "IMEX")),
         "alibi": ("attention_with_linear_biases", record_slopes),
         "canon": ("PhysicsLM4", record_canon),
         **{name: (layer.source, partial(record_layer, name)) for name, layer in LAYERS.items()},

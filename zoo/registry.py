@@ -150,6 +150,7 @@ _BUILT_IN = (
             "2208.04933",
             {"init": "s5"},
         ),
+        linoss=Mixer("LinOSS", "LinOSS: forced harmonic oscillators, damped or undamped", 2024, "2410.03943"),
         s4d=Mixer("S4D", "a linear time-invariant diagonal SSM for each channel", 2022, "2206.11893"),
         conv=Mixer("Conv", "causal convolution, short or as long as the sequence", 2023, "2302.10866"),
     )

@@ -37,6 +37,7 @@ XLSTM = "NX-AI/xlstm 032a6fb, xlstm/blocks/mlstm/layer.py and cell.py"
 XLSTM_7B = "transformers 5.23.0, models/xlstm/modeling_xlstm.py, in a model of one layer"
 S4D = "state-spaces/s4 e757cef, models/s4/s4d.py"
 LRU = "NicolasZucchet/minimal-LRU bbd71b1, lru/model.py"
+LINOSS = "tk-rusch/linoss 83e6318, models/LinOSS.py"
 S5 = "lindermanlab/S5 3c18fdb, s5/ssm.py, ssm_init.py"
 ALIBI = "ofirpress/attention_with_linear_biases 4b92f28, fairseq/models/transformer.py"
 GRIFFIN = "google-deepmind/recurrentgemma 2efa84d, recurrentgemma/torch/modules.py, layers.py"
@@ -252,6 +253,11 @@ TABLE = [
     Initial("lru", "B, each part", named("B"), normal(128**-0.5), LRU),
     Initial("lru", "C of Re(C h), each part", lambda m: 2 * m.C, normal(32**-0.5), LRU),
     Initial("lru", "D", named("D"), normal(1.0), LRU, {"d_state": 2}, 2048),
+    Initial("linoss", "stiffness", named("stiffness"), uniform(0, 1), LINOSS, {"d_state": 2048}, 2),
+    Initial("linoss", "dt_logit", named("dt_logit"), uniform(0, 1), LINOSS, {"d_state": 2048}, 2),
+    Initial("linoss", "B", named("B"), within(64), LINOSS),
+    Initial("linoss", "C", named("C"), within(64), LINOSS),
+    Initial("linoss", "D", named("D"), normal(1.0), LINOSS, {"d_state": 2}, 2048),
     # s5: B as it is before V^H, and C V, of which each part is a sum of many truncated normal numbers.
     Initial("s5", "dt", redrawn(lambda m: m.log_dt.exp(), 16), STEPS, S5, {"d_state": 128}, 2),
     Initial("s5", "-Re A", lambda m: m.log_rate.exp(), 0.5, S5),

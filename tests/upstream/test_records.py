@@ -222,6 +222,11 @@ def lru(w: Weights) -> Weights:
     return {**ring(w), "log_gain": w["gamma_log"]}
 
 
+def linoss(w: Weights) -> Weights:
+    maps = {name: w[name].movedim(2, 0) for name in "BC"}
+    return {"stiffness": w["A_diag"], "dt_logit": w["steps"], "D": w["D"], **maps}
+
+
 def s5(w: Weights) -> Weights:
     return {
         "log_rate": (-w["Lambda_re"]).log(),
@@ -419,6 +424,8 @@ TWINS = {
     "min_lstm": Twin("min_lstm", {"d_inner": 9}, minimal_recurrence, minimal_states),
     "ring": Twin("diagonal_ssm", {"d_state": 10, "init": "ring"}, ring),
     "lru": Twin("lru", {"d_state": 10}, lru),
+    "linoss": Twin("linoss", {"d_state": 5}, linoss),
+    "linoss_symplectic": Twin("linoss", {"d_state": 5, "scheme": "symplectic"}, linoss),
     "sink": Twin("attention", {"n_heads": 4, "n_kv_heads": 2, "d_head": 4, "sink": "constant"}, sink),
     "lightning_attention": Twin(
         "lightning_attention", {"n_heads": 4, "slope_scale": 1 - 2 / 3.00001 + 1e-5}, lightning_attention, alike("S")

@@ -13,6 +13,8 @@ from zoo.ops.toeplitz import causal_toeplitz
 from zoo.ops.transforms import whole_in_export
 
 CHUNK = 32
+LEAST_STIFFNESS, MOST_SINE = 1e-24, 1 - 1e-6
+"""Bounds of an oscillator: at zero stiffness both poles are one, at a sine of one minus one, and two modes are one."""
 
 
 def zero_order_hold(
@@ -29,6 +31,33 @@ def zero_order_hold(
 def ring_gain(log_decay: Inexact[Tensor, " d_state"]) -> Inexact[Tensor, " d_state"]:
     """sqrt(1 - |lambda|^2): white input keeps unit variance in every state (Orvieto et al. 2303.06349, eq. 7)."""
     return torch.sqrt(-torch.expm1(2 * log_decay.real))
+
+
+def oscillators(
+    A: Float[Tensor, " d_state"], dt: Float[Tensor, " d_state"], *, symplectic: bool
+) -> tuple[Complex[Tensor, " d_state"], Complex[Tensor, " d_state"], Float[Tensor, " d_state"]]:
+    """Discretise h'' = -A h + u as one complex recurrence s_t = lambda s_{t-1} + gain u_t with h = scale Im s.
+
+    With h' = z, the implicit scheme is z_t = z_{t-1} + dt (u_t - A h_t), the symplectic one z_t = z_{t-1} + dt (u_t -
+    A h_{t-1}), and h_t = h_{t-1} + dt z_t in both (Rusch and Rus 2410.03943, eq. 3 and 5). In the former z + i w h, w
+    = sqrt(A), is turned by arctan(dt w) and shrunk; in the latter the turn theta has sin(theta / 2) = dt w / 2. The
+    responses to an impulse are dt Im(lambda^(lag + 1)) / w and dt^2 sin((lag + 1) theta) / sin(theta).
+
+    Args:
+        A: stiffness; below `LEAST_STIFFNESS`, and above that of a stable symplectic scheme, it counts as these.
+        dt: step sizes.
+        symplectic: which of the two schemes.
+
+    Returns:
+        log lambda, gain and scale.
+    """
+    z = dt * A.clamp(min=LEAST_STIFFNESS).sqrt()
+    if symplectic:
+        half = torch.asin((z / 2).clamp(max=MOST_SINE))
+        log_decay, scale = torch.complex(torch.zeros_like(z), 2 * half), dt / (2 * half).sin()
+    else:
+        log_decay, scale = torch.complex(-torch.log1p(z.square()) / 2, torch.atan(z)), dt / z
+    return log_decay, dt * log_decay.exp(), scale
 
 
 def hippo_modes(d_state: int) -> tuple[Float[Tensor, " poles"], Complex[Tensor, "d_state poles"]]:
