@@ -18,6 +18,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -32,19 +33,23 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.page import Cell, Section, Table, Target, render_section  # noqa: E402
 from benchmarks.peers import generator, mambapy_scan, scan_inputs  # noqa: E402
 from benchmarks.performance import describe_run, read_results, tests_pass  # noqa: E402
-from benchmarks.sections import FULL, training_step  # noqa: E402
+from benchmarks.sections import FULL, same_state, state_numbers, training_step  # noqa: E402
 from benchmarks.timing import Run, forward_only, interleaved, trained  # noqa: E402
+from zoo import create_mixer  # noqa: E402
+from zoo.contract import SequenceMixer  # noqa: E402
 from zoo.ops.delta_rule import delta_rule, unit_length  # noqa: E402
 from zoo.ops.dplr import dplr  # noqa: E402
 from zoo.ops.scan import selective_scan  # noqa: E402
+from zoo.ops.slstm import slstm_scan  # noqa: E402
 from zoo.ops.ssd import ssd  # noqa: E402
 from zoo.report.files import as_json, write_all  # noqa: E402
 
-TESTS = ("tests/ops/test_scan_triton.py", "tests/ops/test_chunked_ops.py")
+TESTS = ("tests/ops/test_scan_triton.py", "tests/ops/test_chunked_ops.py", "tests/ops/test_slstm.py")
 RESULTS, PAGE = "benchmarks/gpu.json", "docs/performance_gpu.md"
 
 SCAN_SHAPE = (8, 4096, 2048, 16)  # batch, seq_len, d_inner, d_state
 HEADS_SHAPE = (4, 4096, 16, 128)  # batch, seq_len, heads, width of keys and of values
+STREAMED = (1_000_000, 4096)  # positions, and how many at a time
 ROUNDS = 21
 DEVICE = "cuda"
 COPY_BYTES = 4 << 30
@@ -249,13 +254,63 @@ def _theirs(kernel: Callable[..., Any]) -> Callable[..., Tensor]:
     return lambda *inputs: kernel(*inputs, scale=1.0)[0]
 
 
+def kernels() -> Section:
+    """Measure the Triton kernels against the same maps in torch, and their difference."""
+    batch, seq_len, heads, width = HEADS_SHAPE
+    section = Section(
+        "Each kernel of the zoo against torch: the scan at the shapes above, the carries between chunks and sLSTM at"
+        f" batch {batch}, length {seq_len}, {heads} heads of width {width}. float32."
+    )
+    table = Table("", ["kernel", "pass", "Triton ms", "torch ms", "torch / Triton", "difference"])
+    rates = {"decayed states": "gated linear attention", "erased states": "gated delta rule"}
+    forms = {name: (_ours(of), _head_inputs(of, torch.float32)) for name, of in rates.items()}
+    forms["selective scan"] = _scan, [t.to(DEVICE) for t in scan_inputs(*SCAN_SHAPE, generator())]
+    forms["slstm"] = _slstm, _slstm_inputs()
+    for name, (form, given) in forms.items():
+        runs = {"Triton": passes(form, given), "torch": [in_torch(run) for run in in_torch(passes)(form, given)]}
+        with torch.no_grad():
+            apart = difference(form(*given), in_torch(form)(*given))
+        for index, direction in enumerate(("forward", "backward")):
+            seconds = timed({road: both[index] for road, both in runs.items()}, FULL.step_rounds)
+            table.rows.append([name, direction, *(1e3 * each for each in seconds.values())])
+            table.rows[-1] += [seconds["torch"] / seconds["Triton"], apart]
+    section.tables.append(table)
+    return section
+
+
+def in_torch(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `run` without the kernels: also a backward pass, which chooses anew."""
+
+    def without(*given: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for place in ("carry", "slstm"):
+                stack.enter_context(mock.patch(f"zoo.ops.{place}.kernels_suffice", return_value=False))
+            stack.enter_context(mock.patch("zoo.ops.scan._choose", return_value="torch"))
+            return run(*given)
+
+    return without
+
+
+def _slstm(u: Tensor, recurrent: Tensor) -> Tensor:
+    h = u.new_zeros(*u.shape[:2], u.shape[4])
+    return slstm_scan(u, recurrent, (h, h, h, torch.full_like(h, -math.inf)))[0]
+
+
+def _slstm_inputs() -> list[Tensor]:
+    batch, seq_len, heads, width = HEADS_SHAPE
+    u = torch.randn(batch, heads, seq_len, 4, width, generator=generator())
+    recurrent = torch.randn(4, heads, width, width, generator=generator()) / width
+    return [u.to(DEVICE), recurrent.to(DEVICE)]
+
+
 def steps() -> Section:
-    """Measure a training step of each mixer."""
+    """Measure a training step of each mixer, also as one CUDA graph, and see whether it makes the host wait."""
     section = Section(
         f"One training step (forward, backward, AdamW) of two layers at d_model {FULL.step_width} with SwiGLU, length"
-        f" {FULL.step_length}, batch {FULL.step_batch}, float32; the highest memory that torch held."
+        f" {FULL.step_length}, batch {FULL.step_batch}, float32; the highest memory that torch held; whether"
+        " the host waits for the device in a step; the same step captured as a CUDA graph and replayed."
     )
-    table = Table("", ["mixer", "ms/step", "tokens/s", "peak MB"])
+    table = Table("", ["mixer", "ms/step", "tokens/s", "peak MB", "waits", "ms as a graph", "why not"])
     for name in FULL.mixer_names:
         torch.cuda.empty_cache()
         step = training_step(name, FULL, DEVICE)
@@ -263,9 +318,70 @@ def steps() -> Section:
         torch.cuda.reset_peak_memory_stats()
         step()
         rate = int(FULL.step_batch * FULL.step_length / seconds)
-        table.rows.append([name, 1e3 * seconds, rate, torch.cuda.max_memory_allocated() / 1e6])
+        row: list[Cell] = [name, 1e3 * seconds, rate, torch.cuda.max_memory_allocated() / 1e6, waits(step)]
+        try:
+            table.rows.append([*row, 1e3 * timed({name: captured(step)}, FULL.step_rounds)[name], None])
+        except RuntimeError as error:
+            table.rows.append([*row, None, str(error).partition("\n")[0]])
     section.tables.append(table)
     return section
+
+
+def waits(step: Run) -> str:
+    """Return whether the host waits for the device in a step: torch raises where it would."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return "no"
+
+
+def captured(step: Run) -> Run:
+    """Return a step as one CUDA graph.
+
+    Raises:
+        RuntimeError: something in it cannot be captured.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # as torch asks: what is allocated once is there before the capture
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def stream() -> Section:
+    """Measure a million tokens through `stream`, for the mixers whose state does not grow."""
+    n_tokens, chunk = STREAMED
+    section = Section(
+        f"{n_tokens:,} positions at d_model {FULL.step_width}, batch of one, {chunk:,} at a time, each chunk from the"
+        " state that the last one left; float32, without gradients."
+    )
+    table = Table("", ["mixer", "tokens/s", "peak MB"])
+    for name in FULL.mixer_names:
+        if state_numbers(name, FULL.step_width) is None:
+            continue
+        mixer = create_mixer(name, FULL.step_width, **same_state(name, FULL.step_width)).to(DEVICE)
+        x = torch.randn(1, chunk, FULL.step_width, generator=generator()).to(DEVICE)
+        torch.cuda.reset_peak_memory_stats()
+        seconds = timed({name: partial(_streamed, mixer, x, n_tokens)}, 1)[name]
+        table.rows.append([name, int(n_tokens / seconds), torch.cuda.max_memory_allocated() / 1e6])
+    section.tables.append(table)
+    return section
+
+
+@torch.no_grad()
+def _streamed(mixer: SequenceMixer, x: Tensor, n_tokens: int) -> None:
+    state = None
+    for first in range(0, n_tokens, x.shape[1]):
+        _, state = mixer.stream(x[:, : n_tokens - first], state)
 
 
 def end_to_end() -> Section:
@@ -293,7 +409,9 @@ def end_to_end() -> Section:
 SECTIONS: dict[str, tuple[str, Callable[[], Section]]] = {
     "scan": ("Selective scan", scan),
     "chunked": ("SSD, delta rules, gated linear attention", chunked),
+    "kernels": ("Kernels against torch", kernels),
     "steps": ("A training step of each mixer", steps),
+    "stream": ("A million tokens through stream", stream),
     "end_to_end": ("End to end", end_to_end),
 }
 

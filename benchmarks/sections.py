@@ -443,7 +443,7 @@ def training_step(name: str, sizes: Sizes, device: str = "cpu") -> Callable[[], 
     torch.manual_seed(0)
     options = {**_reaching(name, sizes.step_length), **same_state(name, sizes.step_width)}
     model = Backbone({"name": name, **options}, sizes.step_width, 2, n_outputs=256, vocab_size=256).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, capturable=device == "cuda")
     tokens = torch.randint(256, (sizes.step_batch, sizes.step_length + 1), generator=peers.generator()).to(device)
 
     def run() -> None:

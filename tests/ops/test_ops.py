@@ -19,7 +19,7 @@ from zoo.ops import trapezoid
 from zoo.ops.activation import heavy_tail, rms_norm, tanhc
 from zoo.ops.diagonal import diagonal_scan, ring_gain, zero_order_hold
 from zoo.ops.dplr import dplr
-from zoo.ops.precision import widest
+from zoo.ops.precision import chunk_product, widest
 from zoo.ops.recurrent import linear_rnn
 from zoo.ops.scan import selective_scan
 from zoo.ops.toeplitz import long_conv
@@ -175,18 +175,48 @@ def linear_attention(v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
     return dplr(v, v.flip(2), v, None, None, None, state)
 
 
-@pytest.mark.parametrize("name", ["linear_attention", "linear_rnn"])
-def test_recurrences_compute_in_the_type_of_their_state_under_autocast(name: str, generator: torch.Generator) -> None:
-    if name == "linear_attention":
-        op, given = linear_attention, (draw(1, 2, 200, 4, generator=generator).bfloat16(), torch.zeros(1, 2, 4, 4))
-    else:
-        recurrent = (0.99 * torch.linalg.qr(draw(6, 6, generator=generator))[0]).float()
-        op, given = linear_rnn, (draw(2, 100, 6, generator=generator).bfloat16(), recurrent, torch.zeros(2, 6))
+def linear_rnn_inputs(generator: torch.Generator) -> tuple[Tensor, ...]:
+    recurrent = (0.99 * torch.linalg.qr(draw(6, 6, generator=generator))[0]).float()
+    return draw(2, 100, 6, generator=generator).bfloat16(), recurrent, torch.zeros(2, 6)
+
+
+def linear_attention_inputs(generator: torch.Generator) -> tuple[Tensor, ...]:
+    return draw(1, 2, 200, 4, generator=generator).bfloat16(), torch.zeros(1, 2, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("op", "inputs", "rounds"),
+    [(linear_attention, linear_attention_inputs, True), (linear_rnn, linear_rnn_inputs, False)],
+)
+def test_states_are_float32_under_autocast_and_products_inside_chunks_round_their_operands(
+    op: Any, inputs: Any, rounds: bool, generator: torch.Generator
+) -> None:
+    """The operands of the state's sum are bfloat16 already: it is right to float32, as a float64 state always is."""
+    given = inputs(generator)
+    y, state = op(*given[:-1], given[-1].double())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = op(*given)
-    for actual, exact in zip(found, op(*given[:-1], given[-1].double()), strict=True):
-        assert actual.dtype == torch.float32
-        assert_close(actual, exact.float())
+        found, last = op(*given)
+        wide, _ = op(*given[:-1], given[-1].double())
+    assert found.dtype == last.dtype == torch.float32
+    assert_close(last, state.float())
+    assert_close(wide, y)
+    if not rounds:
+        assert_close(found, y.float())
+    assert (found - y).norm() <= 2**-8 * y.norm()
+    assert bool((found - y).norm() > 2**-14 * y.norm()) == rounds
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_product_of_rounded_operands_has_the_gradients_of_one(shared: bool, generator: torch.Generator) -> None:
+    """Of operands that rounding does not change, it is the product itself."""
+    a, b = (draw(3, 1 if shared else 2, *shape, generator=generator).bfloat16().float() for shape in ((4, 5), (5, 6)))
+    a = a.expand(3, 2, 4, 5)
+    leaves, cotangent = differentiable(a, b), draw(3, 2, 4, 6, generator=generator).bfloat16().float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        product = chunk_product(a)
+    assert_close(product(*leaves), a @ b)
+    expected = torch.autograd.grad(leaves[0] @ leaves[1], leaves, cotangent)
+    assert_close(torch.autograd.grad(product(*leaves), leaves, cotangent), expected)
 
 
 # Norms and nonlinearities.

@@ -31,7 +31,7 @@ def test_chunks_joined_in_pairs_have_the_logits_keys_and_gradients_of_one_by_one
 
     def results(device: str) -> list[Tensor]:
         monkeypatch.setattr(transforms, "_device_type", lambda t: device)
-        logits, after = path_logits(*given)
+        logits, after = path_logits(torch.matmul, *given)
         outputs = logits.tril(past), after  # nothing above the diagonal is a logit
         return [*outputs, *torch.autograd.grad(sum(t.pow(3).sum() for t in outputs), given)]
 

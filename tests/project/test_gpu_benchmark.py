@@ -83,6 +83,28 @@ def test_the_section_of_chunked_maps_has_a_line_for_each_pass() -> None:
     assert {row[3] for row in section.tables[0].rows} == {2.0}
 
 
+@pytest.mark.usefixtures("small")
+def test_kernels_steps_and_a_long_stream_have_their_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = gpu.kernels().tables[0].rows
+    assert len(kernels) == 4 * 2
+    assert all(row[5] < 1e-6 for row in kernels)
+    monkeypatch.setattr(gpu, "FULL", sections.QUICK)
+    for name in ("empty_cache", "reset_peak_memory_stats", "set_sync_debug_mode"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5e6)
+
+    def refuse(step: gpu.Run) -> gpu.Run:
+        raise RuntimeError("cannot be captured\nat all")
+
+    monkeypatch.setattr(gpu, "captured", refuse)
+    names = list(sections.QUICK.mixers)
+    assert [[row[0], *row[4:]] for row in gpu.steps().tables[0].rows] == [
+        [name, "no", None, "cannot be captured"] for name in names
+    ]
+    monkeypatch.setattr(gpu, "STREAMED", (20, 8))
+    assert gpu.stream().tables[0].rows == [["selective_ssm", 10_000, 5.0]]
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_tuning_prints_a_line_for_each_tile_and_leaves_the_scan_as_it_was(

@@ -156,7 +156,7 @@ def query_blocks(q: Float[Tensor, "batch n_heads seq d_head"]) -> list[tuple[int
 
 
 def recomputed(block: Callable[..., Any], *given: Tensor | None) -> Any:
-    """`block(*given)`, a tensor or a tuple of them, of which only `given` is kept for the backward pass.
+    """`block(*given)` without autocast, a tensor or a tuple; only `given` is kept for the backward pass.
 
     `torch.utils.checkpoint` does the same, and imports the compiler, five seconds, when it is first called.
     """
@@ -174,7 +174,7 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         again = torch.is_grad_enabled()  # for a derivative of this one
-        with torch.enable_grad():
+        with torch.enable_grad(), full_precision(ctx.saved_tensors[0].device):
             given = [None if t is None else t.view_as(t) for t in ctx.saved_tensors]
             outputs = ctx.block(*given)
         outputs = (outputs,) if isinstance(outputs, Tensor) else outputs

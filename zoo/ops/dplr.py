@@ -9,7 +9,7 @@ from torch import Tensor
 from zoo.cores import core
 from zoo.ops.carry import decayed_states, erased_states
 from zoo.ops.chunked import chunk_decays, halvable, into_chunks
-from zoo.ops.precision import as_type, full_precision
+from zoo.ops.precision import Product, as_type, chunk_product, full_precision
 from zoo.ops.transforms import loops_suffice, whole_in_export
 
 CHUNK = 32  # a power of two
@@ -55,7 +55,8 @@ def dplr(
             column for all of them; None for no decay.
         p, r: what is erased, and where it is looked up; None, both of them, for no erasure. Where p is the tensor k
             itself, erasing and writing share their matrix products.
-        state: S before the first position; its dtype is the one computed in.
+        state: S before the first position; its dtype is the one computed in. Under autocast operands of the products
+            inside chunks are rounded to its type (`chunk_product`); solves and the state between chunks are not.
 
     Returns:
         Outputs, and S after the last position.
@@ -69,7 +70,7 @@ def dplr(
     if seq_len == 1:
         decay = None if log_decay is None else as_type(state.dtype, log_decay).exp().mT
         return dplr_step(q, k, v, decay, p, r, state)
-    size = halvable(seq_len, CHUNK)
+    size, product = halvable(seq_len, CHUNK), chunk_product(state)
     reads, writes = ((q,), (k,)) if p is None or r is None else ((q, r), (k,) if p is k else (k, p))
     with full_precision(q.device):
         # Contiguous: each batched product would copy a strided tensor, and keep its copy for the gradient.
@@ -77,22 +78,22 @@ def dplr(
         reads, writes = ([into_chunks(t.to(state.dtype), size).contiguous() for t in each] for each in (reads, writes))
         if log_decay is not None:
             log_decay = into_chunks(log_decay.to(state.dtype), size)
-        scores, reads, writes, over_chunk = _decayed_scores(reads, writes, log_decay)
+        scores, reads, writes, over_chunk = _decayed_scores(product, reads, writes, log_decay)
         keys = _joined(writes, 3).mT
         if p is None:
             written = v
-            entering, final = decayed_states(state, over_chunk, keys @ v)
+            entering, final = decayed_states(state, over_chunk, product(keys, v))
         else:
             # alone: the values each position would write into an empty state; from_state: the map from the entering
             # state to the values that they erase of it.
             if p is k:  # writing and erasing share a key: solve for the difference of the values
                 alone, from_state = _solved(scores[1][0], v, reads[1])
             else:
-                alone, from_state = _solved(scores[1][1], scores[1][0].tril(-1) @ v, reads[1])
+                alone, from_state = _solved(scores[1][1], product(scores[1][0].tril(-1), v), reads[1])
                 alone = torch.cat((v, -alone), dim=3)
                 from_state = torch.cat((torch.zeros_like(from_state), from_state), dim=3)
             entering, written, final = erased_states(state, over_chunk, keys, from_state, alone)
-        y = _joined(scores[0], 4) @ written + reads[0] @ entering
+        y = product(_joined(scores[0], 4), written) + product(reads[0], entering)
     return y.flatten(2, 3)[:, :, :seq_len], final
 
 
@@ -149,6 +150,7 @@ def _solved(
 
 
 def _decayed_scores(
+    product: Product,
     reads: list[Float[Tensor, "batch heads chunks size d_key"]],
     writes: list[Float[Tensor, "batch heads chunks size d_key"]],
     log_decay: Float[Tensor, "batch heads chunks size #d_key"] | None,
@@ -160,20 +162,20 @@ def _decayed_scores(
         its end; the decays of the whole chunk, (batch, heads, chunks, 1 or d_key, 1).
     """
     if log_decay is not None and log_decay.shape[4] > 1:
-        return _scores_by_halves(reads, writes, log_decay.exp())
+        return _scores_by_halves(product, reads, writes, log_decay.exp())
     size = reads[0].shape[3]
     if log_decay is None:
         ones = torch.ones(size, size, dtype=reads[0].dtype, device=reads[0].device).tril()
         over = torch.ones(*reads[0].shape[:3], 1, 1, dtype=reads[0].dtype, device=reads[0].device)
-        return [[ones * (a @ b.mT) for b in writes] for a in reads], reads, writes, over
+        return [[ones * product(a, b.mT) for b in writes] for a in reads], reads, writes, over
     decay, since_start, until_end = chunk_decays(log_decay.squeeze(4))
-    scores = [[decay * (a @ b.mT) for b in writes] for a in reads]
+    scores = [[decay * product(a, b.mT) for b in writes] for a in reads]
     since_start, until_end = since_start.unsqueeze(4), until_end.unsqueeze(4)
     return scores, [since_start * a for a in reads], [until_end * b for b in writes], since_start[:, :, :, -1:]
 
 
 def _scores_by_halves(
-    reads: list[Tensor], writes: list[Tensor], decay: Float[Tensor, "batch heads chunks size d_key"]
+    product: Product, reads: list[Tensor], writes: list[Tensor], decay: Float[Tensor, "batch heads chunks size d_key"]
 ) -> tuple[list[list[Tensor]], list[Tensor], list[Tensor], Tensor]:
     """`_decayed_scores` with a decay per channel, two neighbouring blocks of positions at a time.
 
@@ -190,7 +192,9 @@ def _scores_by_halves(
         (a_first, a_later), (b_first, b_later), (first, later) = (
             (t[..., ::2, :, :], t[..., 1::2, :, :]) for t in (a, b, over)
         )
-        across = torch.einsum("r...id,w...jd->rw...ij", a_later, b_first)
+        # (kinds of reads, kinds of writes, ..., i, j): one product, the kinds beside the positions.
+        across = product(a_later.movedim(0, -3).flatten(-3, -2), b_first.movedim(0, -3).flatten(-3, -2).mT)
+        across = across.unflatten(-2, (n_reads, -1)).unflatten(-1, (n_writes, -1)).movedim((-4, -2), (0, 1))
         upper = torch.cat((scores[..., ::2, :, :], torch.zeros_like(across)), dim=-1)
         scores = torch.cat((upper, torch.cat((across, scores[..., 1::2, :, :]), dim=-1)), dim=-2)
         a = torch.stack((a_first, a_later * first), dim=-3).flatten(-3, -2)

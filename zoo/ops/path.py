@@ -12,7 +12,7 @@ from torch import Tensor
 
 from zoo.cores import core
 from zoo.ops.attention import attend_by, forgetting_bias, forgotten_since, query_blocks, recomputed
-from zoo.ops.precision import full_precision
+from zoo.ops.precision import Product, chunk_product, full_precision
 from zoo.ops.transforms import on_cpu, whole_in_export
 
 CHUNK, _MOST_CHUNKS = 64, 16
@@ -51,14 +51,14 @@ def path_attend(
     Returns:
         One output a query and head, and the keys of all slots, moved by all positions.
     """
-    past = cache.shape[2]
+    past, product = cache.shape[2], chunk_product(cache)
     blocks = query_blocks(q) if on_cpu(q) else [(0, int(q.shape[2]))]
 
     def block(
         q: Tensor, k: Tensor, w: Tensor, beta: Tensor, v: Tensor, gate: Any, forgotten: Any, *keys: Tensor
     ) -> Any:
         first = v.shape[2] - past - q.shape[2]
-        logits, after = path_logits(q, k, w, beta, _moved_up(*keys))
+        logits, after = path_logits(product, q, k, w, beta, _moved_up(*keys))
         if gate is not None:
             since = forgotten_since(gate[:, :, :first], forgotten)
             logits = logits + forgetting_bias(gate[:, :, first:], since)
@@ -104,6 +104,7 @@ def _moved_up(cache: Tensor, maps: Tensor, own: Tensor) -> Tensor:
 
 
 def path_logits(
+    product: Product,
     q: Float[Tensor, "batch n_heads seq d_head"],
     k: Float[Tensor, "batch n_kv_heads seq d_head"],
     w: Float[Tensor, "batch n_kv_heads seq d_head"],
@@ -122,6 +123,7 @@ def path_logits(
     chunk to chunk are the whole state. Entries above the diagonal are no logits.
 
     Args:
+        product: `chunk_product` of the cache; what moves the keys is not rounded.
         q: queries; groups of heads share the heads of k and w.
         k: keys.
         w: directions, of length one or shorter.
@@ -134,21 +136,24 @@ def path_logits(
     with full_precision(q.device):
         q, k, w, beta = (t.to(cache.dtype) for t in (q, k, w, beta))
         q = q.unflatten(1, (k.shape[1], q.shape[1] // k.shape[1]))
-        logits, after = (_one_by_one if on_cpu(k) else _in_pairs)(q, k, w, beta, cache)
+        logits, after = (_one_by_one if on_cpu(k) else _in_pairs)(product, q, k, w, beta, cache)
     return logits.flatten(1, 2), after
 
 
-def _one_by_one(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+def _one_by_one(
+    product: Product, q: Tensor, k: Tensor, w: Tensor, beta: Tensor, cache: Tensor
+) -> tuple[Tensor, Tensor]:
     """`path_logits`, chunk after chunk; q is (batch, n_kv_heads, group, seq, d_head)."""
     n_slots, logits, after = cache.shape[2] + k.shape[2], [], cache
     for here, keys, taken, after in _chunks(k, w, beta, cache):  # noqa: B007 (the last one is returned)
         q_c, w_c = q[:, :, :, here], w[:, :, here]
-        read = q_c @ keys.mT.unsqueeze(2) - (q_c @ w_c.mT.unsqueeze(2)).tril() @ taken.unsqueeze(2)
+        along = product(q_c, w_c.mT.unsqueeze(2)).tril()
+        read = product(q_c, keys.mT.unsqueeze(2)) - product(along, taken.unsqueeze(2))
         logits.append(F.pad(read, (0, n_slots - keys.shape[2])))
     return torch.cat(logits, dim=3), after
 
 
-def _in_pairs(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+def _in_pairs(product: Product, q: Tensor, k: Tensor, w: Tensor, beta: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
     """`_one_by_one` in a number of operations that does not grow with the sequence.
 
     All chunks are computed at once: their own logits, their keys moved to their end, their queries moved to their
@@ -166,18 +171,18 @@ def _in_pairs(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, cache: Tensor) -> t
     taken, through = solved.split((size, d_head), dim=4)
     keys = k - taken.mT @ w
     maps = torch.eye(d_head, dtype=k.dtype, device=k.device) - through.mT @ w
-    weights = (q @ w.mT.unsqueeze(2)).tril()
-    logits = q @ k.mT.unsqueeze(2) - weights @ taken.unsqueeze(2)
+    weights = product(q, w.mT.unsqueeze(2)).tril()
+    logits = product(q, k.mT.unsqueeze(2)) - product(weights, taken.unsqueeze(2))
     queries = q - weights @ through.unsqueeze(2)
     while maps.shape[2] > 1:
         (k_left, k_right), (m_left, m_right) = ((t[:, :, ::2], t[:, :, 1::2]) for t in (keys, maps))
         (q_left, q_right), (own_left, own_right) = ((t[:, :, :, ::2], t[:, :, :, 1::2]) for t in (queries, logits))
-        met = torch.cat((q_right @ k_left.mT.unsqueeze(2), own_right), dim=5)
+        met = torch.cat((product(q_right, k_left.mT.unsqueeze(2)), own_right), dim=5)
         logits = torch.cat((F.pad(own_left, (0, own_left.shape[5])), met), dim=4)
         keys = torch.cat((k_left @ m_right, k_right), dim=3)
         queries = torch.cat((q_left, q_right @ m_left.mT.unsqueeze(2)), dim=4)
         maps = m_left @ m_right
-    logits = torch.cat((queries.squeeze(3) @ cache.mT.unsqueeze(2), logits.squeeze(3)), dim=4)
+    logits = torch.cat((product(queries.squeeze(3), cache.mT.unsqueeze(2)), logits.squeeze(3)), dim=4)
     after = torch.cat((cache @ maps.squeeze(2), keys.squeeze(2)), dim=2)
     return logits[:, :, :, :seq_len, : past + seq_len], after[:, :, : past + seq_len]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -37,6 +39,50 @@ def linear_dtype(t: Tensor) -> torch.dtype:
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return t.dtype
+
+
+Product: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+def chunk_product(state: Tensor) -> Product:
+    """Return the matrix product for operands in the type of `state`, by torch's switches where this is called.
+
+    Under autocast float32 operands are rounded to its type; sums and results, and so states, stay float32. Otherwise
+    it is torch.matmul: ieee, or what `torch.set_float32_matmul_precision` allows. On the CPU products of rounded
+    operands are computed in float32, which gives the numbers of a GPU, not its speed.
+    """
+    kind = linear_dtype(state)
+    return (
+        torch.matmul if torch.float64 in (state.dtype, kind) or kind == state.dtype else partial(_Rounded.apply, kind)
+    )
+
+
+class _Rounded(torch.autograd.Function):
+    """a @ b of operands rounded to `kind`, which are kept rounded; in the backward pass the same of their gradients."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(kind: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
+        a, b = a.to(kind), b.to(kind)
+        if a.device.type == "cpu":
+            return a.float() @ b.float()
+        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        a, b = (t.expand(*batch, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in (a, b))
+        return torch.bmm(a, b, out_dtype=torch.float32).unflatten(0, batch)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.kind, a, b = inputs
+        ctx.shapes = a.shape, b.shape
+        ctx.save_for_backward(a.to(ctx.kind), b.to(ctx.kind))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,), (a, b) = grads, ctx.saved_tensors
+        of_a = _Rounded.apply(ctx.kind, grad, b.mT).sum_to_size(ctx.shapes[0]) if ctx.needs_input_grad[1] else None
+        of_b = _Rounded.apply(ctx.kind, a.mT, grad).sum_to_size(ctx.shapes[1]) if ctx.needs_input_grad[2] else None
+        return None, of_a, of_b
 
 
 def accumulator(dtype: torch.dtype | None) -> torch.dtype:

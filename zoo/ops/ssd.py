@@ -10,7 +10,7 @@ from torch import Tensor
 from zoo.cores import core
 from zoo.ops.carry import decayed_states
 from zoo.ops.chunked import chunk_decays, into_chunks
-from zoo.ops.precision import as_type, full_precision
+from zoo.ops.precision import as_type, chunk_product, full_precision
 from zoo.ops.transforms import whole_in_export
 
 # Rows of a chunk: its decays grow with them, and the states, one a chunk, are fewer.
@@ -53,7 +53,7 @@ def ssd(
     if seq_len == 1:
         return _step(q, k, v, log_decay, state)
     chunk = CHUNK if k.shape[3] * v.shape[3] < LARGE_STATE else CHUNK_OF_LARGE_STATES
-    size = min(max(1, chunk // rank), seq_len)
+    size, product = min(max(1, chunk // rank), seq_len), chunk_product(state)
     # The heads of a group lie side by side in the last axis: one product with its keys, or queries, serves them all.
     per_group = (groups, heads // groups)
     with full_precision(q.device):
@@ -69,13 +69,13 @@ def ssd(
             rearrange(t, "batch group chunk head row -> batch group chunk row head 1") for t in (since_start, until_end)
         )
         v = v.unflatten(4, (per_group[1], -1))  # (batch, groups, chunks, rows, heads of the group, d_value)
-        written = k.mT @ (until_end * v).flatten(4)
+        written = product(k.mT, (until_end * v).flatten(4))
         over_chunk = since_start[:, :, :, -1:].expand(-1, -1, -1, -1, -1, v.shape[5]).flatten(4)
         entering = rearrange(state.unflatten(1, per_group), "batch group head key d -> batch group key (head d)")
         entering, final = decayed_states(entering, over_chunk, written)
-        carried = since_start * (q @ entering).unflatten(4, v.shape[4:])
+        carried = since_start * product(q, entering).unflatten(4, v.shape[4:])
         v = rearrange(v, "batch group chunk row head d -> batch group chunk head row d")
-        within = (q @ k.mT).unsqueeze(3) * decay @ v
+        within = product(product(q, k.mT).unsqueeze(3) * decay, v)
         y = carried + rearrange(within, "batch group chunk head row d -> batch group chunk row head d")
     y = rearrange(y.flatten(2, 3)[:, :, :rows], "batch group row head d -> batch (group head) row d")
     final = final.unflatten(3, (per_group[1], -1))

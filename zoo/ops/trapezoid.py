@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from zoo.cores import core
-from zoo.ops.precision import full_precision, widest
+from zoo.ops.precision import chunk_product, full_precision, widest
 from zoo.ops.ssd import ssd
 
 _SHORT_TURN = 6.28125  # nearly 2 pi, with so few digits that its small multiples are exact in float32
@@ -70,17 +70,17 @@ def trapezoidal_ssd(
     Returns:
         Outputs, and S after the last position.
     """
-    seq_len, rank = q.shape[2:4]
+    (seq_len, rank), product = q.shape[2:4], chunk_product(state)
+    # The entering state already holds the input of its last position: its `now` counts zero here.
+    earlier_now = F.pad(now, (1, 0))[:, :, :-1]
+    weight = (log_decay.exp() * (earlier_now + before)).view(*before.shape, 1, 1)
+    queries, earlier_k, earlier_v = (
+        rearrange(t, "batch head seq rank d -> batch head (seq rank) d")
+        for t in (q, k[:, :, :-1], weight * v[:, :, :-1])
+    )
+    past, remembered = ssd(queries, earlier_k, earlier_v, log_decay, state)
     with full_precision(q.device):
-        # The entering state already holds the input of its last position: its `now` counts zero here.
-        earlier_now = F.pad(now, (1, 0))[:, :, :-1]
-        weight = (log_decay.exp() * (earlier_now + before)).view(*before.shape, 1, 1)
-        queries, earlier_k, earlier_v = (
-            rearrange(t, "batch head seq rank d -> batch head (seq rank) d")
-            for t in (q, k[:, :, :-1], weight * v[:, :, :-1])
-        )
-        past, remembered = ssd(queries, earlier_k, earlier_v, log_decay, state)
         k, v, now = k[:, :, 1:], v[:, :, 1:], now.view(*now.shape, 1, 1)
-        y = torch.addcmul(past.unflatten(2, (seq_len, rank)), now, (q @ k.transpose(3, 4)) @ v)
+        y = torch.addcmul(past.unflatten(2, (seq_len, rank)), now, product(product(q, k.transpose(3, 4)), v))
         written = now[:, :, -1] * (k[:, :, -1].transpose(2, 3) @ v[:, :, -1])
     return y, remembered + written
