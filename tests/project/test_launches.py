@@ -16,11 +16,10 @@ from zoo import list_mixers
 BUDGET = (100, 200)
 BUDGETS = (
     dict.fromkeys(("kda", "gdn2", "rwkv7", "gated_linear_attention"), (160, 320))  # a decay for each channel
-    | {"delta_product": (250, 500)}
+    | dict.fromkeys(("delta_product", "path_attention"), (250, 500))
     | {"mesa_net": (100 + 30 * 23, 200 + 30 * 65)}  # thirty steps of conjugate gradients
 )
-GROWING = ("path_attention",)
-NAMES = pytest.mark.parametrize("name", [name for name in list_mixers() if name not in GROWING])
+NAMES = pytest.mark.parametrize("name", list_mixers())
 
 
 @NAMES

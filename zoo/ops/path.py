@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -53,17 +53,7 @@ def path_attend(
     """
     past, product = cache.shape[2], chunk_product(cache)
     blocks = query_blocks(q) if on_cpu(q) else [(0, int(q.shape[2]))]
-
-    def block(
-        q: Tensor, k: Tensor, w: Tensor, beta: Tensor, v: Tensor, gate: Any, forgotten: Any, *keys: Tensor
-    ) -> Any:
-        first = v.shape[2] - past - q.shape[2]
-        logits, after = path_logits(product, q, k, w, beta, _moved_up(*keys))
-        if gate is not None:
-            since = forgotten_since(gate[:, :, :first], forgotten)
-            logits = logits + forgetting_bias(gate[:, :, first:], since)
-        return attend_by(logits * int(q.shape[3]) ** -0.5, v, cached + first), after
-
+    block = partial(_block, product, past, cached)
     outputs, after = [], cache
     with full_precision(q.device):
         q, k, w, beta = (t.to(cache.dtype) for t in (q, k, w, beta))
@@ -75,6 +65,28 @@ def path_attend(
             y, after = recomputed(block, *given) if n else block(*given)
             outputs.append(y)
     return torch.cat(outputs, dim=2), after
+
+
+def _block(
+    product: Product,
+    past: int,
+    cached: Tensor,
+    q: Tensor,
+    k: Tensor,
+    w: Tensor,
+    beta: Tensor,
+    v: Tensor,
+    gate: Tensor | None,
+    forgotten: Tensor | None,
+    *keys: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """`path_attend` of a block of queries; `keys` are those before it, see `_moved_up`."""
+    first = v.shape[2] - past - q.shape[2]
+    logits, after = path_logits(product, q, k, w, beta, _moved_up(*keys))
+    if gate is not None and forgotten is not None:
+        since = forgotten_since(gate[:, :, :first], forgotten)
+        logits = logits + forgetting_bias(gate[:, :, first:], since)
+    return attend_by(logits * int(q.shape[3]) ** -0.5, v, cached + first), after
 
 
 def _block_ends(k: Tensor, w: Tensor, beta: Tensor, n_blocks: int, size: int) -> tuple[Tensor, Tensor]:
