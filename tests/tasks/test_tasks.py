@@ -55,6 +55,8 @@ def drawn_task(name: str, data: st.DataObject) -> Task:
 def test_every_registered_task_has_a_case_with_refusals_and_digests_and_no_other_has() -> None:
     assert sorted(tasks.list_tasks()) == NAMES == sorted(json.loads(DIGESTS.read_text()))
     assert all(CASES[name].refusals for name in NAMES)
+    assert all(name in tasks.TASKS for name in tasks.list_tasks())
+    assert "mqarr" not in tasks.TASKS
 
 
 # Arrays
