@@ -131,7 +131,8 @@ class RWKV7(SequenceMixer):
         return RWKV7State(last, torch.zeros(shape, dtype=accumulator(dtype), device=device))
 
     def mix(self, x: Tensor, state: RWKV7State, lengths: Tensor | None) -> tuple[Tensor, RWKV7State]:
-        before, last = causal_conv(x, x.new_tensor([1.0, 0.0]).expand(self.d_model, 2), None, state.last, lengths)
+        taps = torch.arange(1, -1, -1, dtype=x.dtype, device=x.device).expand(self.d_model, 2)  # the input before
+        before, last = causal_conv(x, taps, None, state.last, lengths)
         x_r, x_w, x_k, x_v, x_a, x_g = torch.addcmul(x, before - x, self.shift.view(6, 1, 1, -1)).unbind(0)
         decay = self.decay_up(torch.tanh(self.decay_down(x_w)))
         rate = torch.sigmoid(self.rate_up(self.rate_down(x_a)))
