@@ -352,7 +352,8 @@ def memory(sizes: Sizes) -> Section:
     )
     table = Table("", ["mixer", "e", *(f"MB at {n:,}" for n in lengths)])
     for name in ("forgetting_attention", "path_attention"):
-        peaks = [float(isolated(_training_peak, name, seq_len, sizes)) for seq_len in lengths]
+        # At least a byte: short sequences fit in memory that is there already.
+        peaks = [float(max(1, isolated(_training_peak, name, seq_len, sizes))) for seq_len in lengths]
         table.rows.append([name, exponent := _exponent(lengths, peaks), *(peak / 1e6 for peak in peaks)])
         what = f"exponent of the memory of {name}, {lengths[0]} … {lengths[-1]}"
         section.targets.append(Target(what, 1.1, exponent, least=False))
