@@ -81,7 +81,10 @@ def _read_sweep(spec: Spec, folder: Path) -> Listed:
         "trial_seconds": sum((stage.get("seconds") or 0.0 for stage in stages), 0.0),
     }
     missing = tuple(str(entry["folder"]) for entry in entries if entry["state"] != "done")
-    return Listed(runs_as_csv(group_runs(runs), columns) if runs else "", origin, missing, fresh=True)
+    # Conditions of a paper's cells hold while its runs do not differ in them yet.
+    cells = [each for table in spec.published for each in (table.get("where", {}), *table["cells"].values())]
+    named = {key for cell in cells for key in cell if key.startswith(("mixer.", "task."))}
+    return Listed(runs_as_csv(group_runs(runs), columns, named) if runs else "", origin, missing, fresh=True)
 
 
 def _read(file: Path) -> Any:

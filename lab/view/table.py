@@ -196,15 +196,18 @@ def as_csv(groups: Sequence[Group]) -> str:
     return _csv(lines)
 
 
-def runs_as_csv(groups: Sequence[Group], probes: Mapping[Path, Mapping[str, Number]] | None = None) -> str:
+def runs_as_csv(
+    groups: Sequence[Group], probes: Mapping[Path, Mapping[str, Number]] | None = None, named: Iterable[str] = ()
+) -> str:
     """Write CSV, a line per run: configuration, seed, commit, sizes, test metrics, options in which runs differ.
 
     Args:
         groups: the runs.
         probes: further columns for the runs in these folders, measured on their models.
+        named: options that have a column even if all runs agree in them.
     """
     runs = [(group, row, run) for group in groups for row in group.rows for run in row.judged]
-    options = sorted(differing_options([row.options for _, row, _ in runs]))
+    options = sorted({*differing_options([row.options for _, row, _ in runs]), *named})
     measured = [by_heading(run.metrics) for _, _, run in runs]
     tested = sorted({name for found in measured for name in found if name.startswith("test/")})
     names = ("params", "state_bytes", "chance", "steps_to_90", "converged", *tested)
