@@ -683,6 +683,21 @@ def hgrn2(p: Parameters, x: Array, n_heads: int = 2, lower_bound: float = 0.0, *
     return rms_norm(joined(heads), p["norm.weight"]) @ p["out_proj.weight"].T
 
 
+def gsa(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
+    """Zhang et al. 2409.07146, section 3.2."""
+    q, k, v = (heads_of(part, n_heads) for part in np.split(silu(x @ p["qkv_proj.weight"].T), 3, axis=-1))
+    decay = heads_of(sigmoid(x @ p["decay_proj.weight"].T) ** (1 / 8), n_heads)
+    o = np.zeros_like(v)
+    for h in range(n_heads):
+        keys, values = (np.zeros((decay.shape[2], v.shape[2])) for _ in range(2))
+        for t in range(len(x)):
+            a = decay[t, h][:, None]
+            keys, values = a * keys + (1 - a) * k[t, h], a * values + (1 - a) * v[t, h]
+            chosen = np.exp(keys @ q[t, h])
+            o[t, h] = chosen @ values / chosen.sum()
+    return rms_norm(silu(joined(o)), p["norm.weight"]) @ p["out_proj.weight"].T
+
+
 def group_norm(x: Array, n_groups: int, weight: Array, eps: float) -> Array:
     """Each of n_groups parts of a position less its mean, over its standard deviation (Wu and He 1803.08494)."""
     groups = heads_of(x, n_groups)
@@ -1223,6 +1238,7 @@ REFERENCES = {
     "retnet": retnet,
     "lightning_attention": lightning_attention,
     "hgrn2": hgrn2,
+    "gsa": gsa,
     "mlstm": mlstm,
     "capped_mlstm": capped_mlstm,
     "rwkv7": rwkv7,

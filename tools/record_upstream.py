@@ -111,6 +111,24 @@ def gated_linear_attention() -> tuple[nn.Module, Run]:
     return module, lambda x: (module(x)[0], state)
 
 
+@layer("gsa", FLA, "fla/layers/gsa.py", "fla/ops/gsa/naive.py")
+def gsa() -> tuple[nn.Module, Run]:
+    file, naive, norm = _fla("layers.gsa"), _fla("ops.gsa.naive").naive_recurrent_gsa, _fla("modules.layernorm")
+    state: State = {}
+
+    def kernel(**given: Any) -> tuple[Tensor, Any]:
+        given = {name: given[name] for name in ("q", "k", "v", "s", "g", "scale")}
+        y, (state["keys"], state["values"]) = naive(**given, output_final_state=True)
+        return y, None
+
+    file.fused_recurrent_gsa = file.chunk_gsa = kernel
+    file.RMSNorm, file.SwishFeatureMap = _Norm, nn.SiLU
+    file.rms_norm_linear = lambda x, weight, bias, w, b: F.linear(norm.rms_norm_ref(x, weight, bias, eps=1e-5), w, b)
+    module = file.GatedSlotAttention(hidden_size=6, num_heads=2, num_slots=5, layer_idx=0)
+    module.g_norm.bias = None
+    return module, lambda x: (module(x)[0], state)
+
+
 @layer("hgrn2", FLA, "fla/layers/hgrn2.py", "fla/ops/gla/naive.py")
 def hgrn2() -> tuple[nn.Module, Run]:
     file, state = _with_naive_gla("layers.hgrn2")

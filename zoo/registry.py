@@ -101,6 +101,9 @@ _BUILT_IN = (
             "2501.08313",
         ),
         hgrn2=Mixer("HGRN2", "gated linear attention with keys tied to the decays", 2024, "2404.07904"),
+        gsa=Mixer(
+            "GatedSlotAttention", "softmax attention over gated slots, of a fixed number (GSA)", 2024, "2409.07146"
+        ),
         mlstm=Mixer("MLSTM", "the matrix memory of xLSTM: exponential gates, a normaliser", 2024, "2405.04517"),
         capped_mlstm=Mixer("CappedMLSTM", "the mLSTM of xLSTM 7B: bounded gates, no convolution", 2025, "2503.13427"),
     )

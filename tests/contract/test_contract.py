@@ -584,7 +584,7 @@ DELTAS = "delta_net gated_delta_net delta_product kda head_hybrid"
 OF_EIGHT = (
     "attention forgetting_attention path_attention linear_attention gated_linear_attention delta_net "
     "gated_delta_net delta_product kda retnet lightning_attention hgrn2 rwkv7 capped_mlstm "
-    "comba mesa_net "
+    "comba mesa_net gsa "
     "sliding_attention slstm head_hybrid mla"
 )
 """Mixers whose heads divide d_model."""

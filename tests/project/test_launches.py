@@ -15,7 +15,7 @@ from zoo import list_mixers
 
 BUDGET = (100, 200)
 BUDGETS = (
-    dict.fromkeys(("kda", "gdn2", "rwkv7", "gated_linear_attention"), (160, 320))  # a decay for each channel
+    dict.fromkeys(("kda", "gdn2", "rwkv7", "gated_linear_attention", "gsa"), (160, 320))  # a decay for each channel
     | dict.fromkeys(("delta_product", "path_attention"), (250, 500))
     | {"mesa_net": (100 + 30 * 23, 200 + 30 * 65)}  # thirty steps of conjugate gradients
 )

@@ -60,6 +60,8 @@ MIXERS: list[tuple[str, int, int, dict[str, Any]]] = [
     ("retnet", 6, 16, {"n_heads": 1, "expand": 1}),
     ("lightning_attention", 6, 16, {"n_heads": 2}),
     ("hgrn2", 6, 16, {"n_heads": 3}),
+    ("gsa", 6, 16, {"n_heads": 2, "n_slots": 5}),
+    ("gsa", 8, 4, {"n_heads": 2}),
     ("comba", 4, 16, {"n_heads": 2}),
     ("mesa_net", 6, 16, {"n_heads": 2}),
     ("rwkv7", 8, 16, {"n_heads": 2}),

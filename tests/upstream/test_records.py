@@ -116,6 +116,10 @@ def hgrn2(w: Weights) -> Weights:
     return {"in_proj.weight": inner, "norm.weight": w["g_norm.weight"], "out_proj.weight": w["o_proj.weight"]}
 
 
+def gsa(w: Weights) -> Weights:
+    return {**joined(w), "decay_proj.weight": w["f_proj.weight"], "norm.weight": w["g_norm.weight"]}
+
+
 def rwkv7(w: Weights) -> Weights:
     ours = {
         "shift": torch.cat([w[f"x_{name}"] for name in "rwkvag"]).squeeze(1),
@@ -404,6 +408,7 @@ TWINS = {
     "delta_product": Twin("delta_product", {"n_heads": 2}, gated_delta_net, alike("S", "conv")),
     "retnet": Twin("retnet", {"n_heads": 2}, retnet),
     "hgrn2": Twin("hgrn2", {"n_heads": 2, "lower_bound": 0.25}, hgrn2, alike("S")),
+    "gsa": Twin("gsa", {"n_heads": 2, "n_slots": 5}, gsa, alike("keys", "values")),
     "rwkv7": Twin("rwkv7", {"n_heads": 2, "decay_rank": 3, "gate_rank": 3}, rwkv7, alike("S", "last")),
     "mlstm": Twin("mlstm", {"n_heads": 2}, mlstm, mlstm_states),
     "selective_ssm": Twin("selective_ssm", {"d_state": 3, "dt_rank": 2}, mamba, partial(mamba_states, swap=False)),
