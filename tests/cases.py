@@ -101,6 +101,15 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
         "d_query": [5],
         "rope_base": [50.0],
     },
+    "moba": {
+        "n_heads": [2],
+        "n_kv_heads": [1, 2],
+        "d_head": [3, 6],
+        "block_size": [1, 2, 5],
+        "top_k": [1, 2],
+        "d_rope": [0],
+        "rope_base": [50.0],
+    },
     "factorized": {"n_heads": [2], "d_out": [5], "kernel": ["bilinear"], "d_head": [3]},
     "linear_attention": {"n_heads": [2], "d_head": [3], "feature_map": ["identity"], "normalize": [False]},
     "gated_linear_attention": {
@@ -240,6 +249,10 @@ ALIKE = {
     **dict.fromkeys(("hybrid", "parallel_hybrid", "head_hybrid"), "their members"),
 }
 """Mixers that mix positions by the op of another one."""
+
+CHOOSING = ("moba",)
+"""Mixers that choose blocks: rounding chooses others where two score alike, so that reduced precision is asked of the
+defaults alone, which see every block of a short sequence."""
 
 OF_THEIR_OWN_OP = tuple(name for name in list_mixers() if name not in ALIKE)
 """For what takes long and depends on the op: Inductor needs half a minute for each."""

@@ -471,6 +471,30 @@ def mla(
     return joined(weighted(softmax_weights(q, np.concatenate((k, shared), axis=2)), v)) @ p["out_proj.weight"].T
 
 
+def moba(
+    p: Parameters,
+    x: Array,
+    n_heads: int = 4,
+    block_size: int = 64,
+    top_k: int = 3,
+    d_rope: int | None = None,
+    rope_base: float = 10_000,
+    **options: object,
+) -> Array:
+    """Lu et al. 2502.13189, section 2: softmax over the own block and the top_k - 1 before it by q . mean(k)."""
+    q, k, v = attention_heads(p, x, n_heads, **options)
+    turned = 2 * (q.shape[2] // 2) if d_rope is None else d_rope
+    q, k = rope(q, turned, rope_base), rope(k, turned, rope_base)
+
+    def seen(h: int, i: int) -> Array:
+        own = i // block_size
+        scores = [k[b * block_size : (b + 1) * block_size, h].mean(axis=0) @ q[i, h] for b in range(own)]
+        chosen = [own, *np.argsort(scores)[::-1][: top_k - 1]]
+        return np.where(np.isin(np.arange(i + 1) // block_size, chosen), 0.0, -np.inf)
+
+    return joined(weighted(softmax_weights(q, k, seen), v)) @ p["out_proj.weight"].T
+
+
 def linear_attention_weights(
     p: Parameters, x: Array, n_heads: int = 4, feature_map: str = "elu", normalize: bool = True, **_sizes: object
 ) -> Array:
@@ -1225,6 +1249,7 @@ REFERENCES = {
     "forgetting_attention": forgetting_attention,
     "path_attention": path_attention,
     "mla": mla,
+    "moba": moba,
     "factorized": factorized,
     "linear_attention": linear_attention,
     "gated_linear_attention": gated_linear_attention,

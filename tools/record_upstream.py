@@ -47,6 +47,7 @@ SOURCES = {
     "xlstm": ("NX-AI/xlstm", "032a6fb8ee19a8c0db80ae6111ff4744a09414a9"),
     "zoology": ("HazyResearch/zoology", "d88d6f5474f36998d82d5c3bd58a190248d0a669"),
     "fast-transformers": ("idiap/fast-transformers", "2ad36b97e64cb93862937bd21fcc9568d989561f"),
+    "MoBA": ("MoonshotAI/MoBA", "61e456bc956c5a25fd9c84e5496b661329cb1b72"),
     "attention_with_linear_biases": (
         "ofirpress/attention_with_linear_biases",
         "4b92f28a005ead2567abe2359f633e73e08f3833",
@@ -497,6 +498,27 @@ def mla() -> tuple[nn.Module, Run]:
         cache = importlib.import_module("transformers").DynamicCache()
         y = module(x, turned(x, torch.arange(x.shape[1])[None]), _causal(x), past_key_values=cache)[0]
         return y, {"c": cache.layers[0].keys, "k": cache.layers[0].values}
+
+    return module, run
+
+
+@layer("moba", "MoBA", "moba/moba_naive.py", "moba/wrapper.py")
+def moba() -> tuple[nn.Module, Run]:
+    importlib.import_module("transformers.modeling_utils")  # which must not see the flash_attn that follows
+    interface = types.SimpleNamespace(_flash_attn_varlen_forward=None, _flash_attn_varlen_backward=None)
+    flash = types.SimpleNamespace(flash_attn_func=None, flash_attn_varlen_func=None, flash_attn_interface=interface)
+    with mock.patch.dict(sys.modules, {"flash_attn": flash, "flash_attn.flash_attn_interface": interface}):
+        upstream = importlib.import_module("moba")
+    upstream.register_moba(upstream.MoBAConfig(moba_chunk_size=4, moba_topk=2))
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "attn_implementation": "moba_naive"}
+    parameters = {"rope_type": "default", "rope_theta": 50.0}
+    module = _transformers("Llama", "llama", **sizes, rope_parameters=parameters)
+    turned = importlib.import_module("transformers.models.llama.modeling_llama").LlamaRotaryEmbedding(module.config)
+
+    def run(x: Tensor) -> tuple[Tensor, State]:
+        cache = importlib.import_module("transformers").DynamicCache()
+        y = module(x, turned(x, torch.arange(x.shape[1])[None]), None, past_key_values=cache)[0]
+        return y, {"k": cache.layers[0].keys, "v": cache.layers[0].values}
 
     return module, run
 

@@ -80,6 +80,7 @@ _BUILT_IN = (
         mla=Mixer(
             "LatentAttention", "attention whose keys and values come from one small vector each", 2024, "2405.04434"
         ),
+        moba=Mixer("BlockAttention", "attention over the best few blocks of positions (MoBA)", 2025, "2502.13189"),
     )
     | _family(
         "control",

@@ -447,6 +447,12 @@ TWINS = {
         mla,
         mla_states,
     ),
+    "moba": Twin(
+        "moba",
+        {"n_heads": 4, "n_kv_heads": 2, "d_head": 4, "block_size": 4, "top_k": 2, "rope_base": 50.0},
+        joined,
+        lambda state, theirs, _: [(state.keys, theirs["k"]), (state.values, theirs["v"])],
+    ),
 }
 every_record = pytest.mark.parametrize(
     ("name", "length"), [(name, length) for name in TWINS for length in LENGTHS], ids=lambda part: str(part)

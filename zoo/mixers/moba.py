@@ -1,0 +1,117 @@
+"""Softmax attention over a few blocks of positions that each query chooses: mixture of block attention."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from zoo.coefficient import coefficient
+from zoo.contract import SequenceMixer
+from zoo.ops.attention import grow_cache, settle_cache, shared_values_rank, softmax_freedom
+from zoo.ops.blocks import attend_to_best_blocks, by_position
+from zoo.ops.precision import Device, DType
+from zoo.ops.rope import require_turned, rotate
+from zoo.validate import head_width, require_positive, shared_heads
+
+
+class BlockAttentionState(NamedTuple):
+    keys: Tensor  # (batch, n_kv_heads, slots, d_head), right-aligned, rotated
+    values: Tensor  # (batch, n_kv_heads, slots, d_head)
+    seen: Tensor  # (batch,) positions so far
+
+
+class BlockAttention(SequenceMixer):
+    """Causal softmax attention in which each query of each head attends to its own block and the best ones before.
+
+        q, k   = rope(W_q x), rope(W_k x)
+        s_ib   = q_i . mean of k_j over block b                   blocks of block_size positions, b before i's own
+        B_i    = the own block of i, and the top_k - 1 blocks of highest s_ib
+        y_i    = sum_h W_O^h sum_{j in B_i, j <= i} softmax_j(q_i . k_j / sqrt(d_head)) W_V^h x_j
+
+    A sequence of at most top_k blocks is seen whole. Pairs of a query and a block are sorted by block and computed as
+    matrix products of equal size: the work for the softmax grows linearly with the length, the scores of blocks with
+    its square over block_size. On a CPU a training step takes as long as full attention's at about 4,096 positions, and
+    less beyond. Keys are trained through the softmax; the choice itself has no gradient, and
+    rounding may decide otherwise between blocks that score nearly alike.
+
+    Coefficients. Queries and keys, from which the choice of blocks follows. The values are linear, so that the offset
+    is zero.
+
+    State. Keys and values of every position so far, 2 n_kv_heads d_head numbers per position, and the number of
+    positions of each row. It grows with the sequence.
+
+    Interaction rank. n_heads, however few blocks a query sees: the choice sets some of a head's numbers to zero and
+    leaves its map W_O^h W_V^h.
+
+    Source. Lu et al. 2502.13189. As MoonshotAI/MoBA, commit 61e456b, moba/moba_naive.py, in a Llama layer of
+    transformers. The authors decode with full attention; here a stream chooses blocks as a whole sequence does.
+
+    Args:
+        d_model: width of input and output.
+        n_heads: query heads.
+        d_head: width of a head; default d_model / n_heads.
+        n_kv_heads: key and value heads, shared by groups of query heads, each of which chooses for itself; default
+            n_heads.
+        block_size: positions of a block.
+        top_k: blocks that a query sees, its own among them.
+        d_rope: channels of queries and keys that rope turns, an even number; 0 for none, all that make pairs when
+            absent.
+        rope_base: base of rope's wavelengths; larger turns slower.
+
+    Raises:
+        ValueError: sizes that are not positive, heads that do not divide, a d_rope that is odd or does not fit into a
+            head, a rope_base of at most 1.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int = 4,
+        d_head: int | None = None,
+        n_kv_heads: int | None = None,
+        block_size: int = 64,
+        top_k: int = 3,
+        d_rope: int | None = None,
+        rope_base: float = 1e4,
+    ) -> None:
+        super().__init__(d_model)
+        require_positive(n_heads=n_heads, d_head=d_head, n_kv_heads=n_kv_heads, block_size=block_size, top_k=top_k)
+        self.n_heads, self.block_size, self.top_k = n_heads, block_size, top_k
+        self.d_head = head_width(d_model, n_heads, d_head)
+        self.n_kv_heads = shared_heads(n_heads, n_kv_heads)
+        self.d_rope = self.d_head // 2 * 2 if d_rope is None else d_rope
+        require_turned(self.d_rope, self.d_head, rope_base)
+        self.rope_base = rope_base
+        self.widths = (n_heads * self.d_head, self.n_kv_heads * self.d_head, self.n_kv_heads * self.d_head)
+        self.qkv_proj = nn.Linear(d_model, sum(self.widths), bias=False)
+        self.out_proj = nn.Linear(self.widths[0], d_model, bias=False)
+        self.reset_parameters()
+
+    def rank_law(self, seq_len: int) -> int:
+        free = softmax_freedom(seq_len, seq_len, normalized=True)
+        if self.top_k == 1:  # nothing but the own block is seen, by any head
+            whole, rest = divmod(seq_len, self.block_size)
+            pairs = whole * self.block_size * (self.block_size + 1) // 2 + rest * (rest + 1) // 2
+            free = pairs - seq_len + 1
+        return shared_values_rank(self.n_heads, self.n_kv_heads, self.d_model, self.d_head, free)
+
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> BlockAttentionState:
+        slots = torch.zeros(batch_size, self.n_kv_heads, 0, self.d_head, dtype=dtype, device=device)
+        return BlockAttentionState(slots, slots.clone(), torch.zeros(batch_size, dtype=torch.int64, device=device))
+
+    def mix(self, x: Tensor, state: BlockAttentionState, lengths: Tensor | None) -> tuple[Tensor, BlockAttentionState]:
+        seq_len = x.shape[1]
+        heads = rearrange(self.qkv_proj(x), "batch seq (head d) -> batch head seq d", d=self.d_head)
+        q, k, v = heads.split((self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=1)
+        positions = state.seen.unsqueeze(1) + torch.arange(seq_len, device=x.device)
+        q, k = (coefficient(rotate(t, positions, self.rope_base, d_rope=self.d_rope)) for t in (q, k))
+        keys, values = grow_cache(state.keys, k), grow_cache(state.values, v)
+        k, v = (by_position(cache, state.seen, seq_len) for cache in (keys, values))
+        y = attend_to_best_blocks(q, k, v, positions, self.block_size, self.top_k)
+        keys, values = (settle_cache(cache, lengths, seq_len) for cache in (keys, values))
+        seen = state.seen + (seq_len if lengths is None else lengths)
+        y = self.out_proj(rearrange(y, "batch head seq d -> batch seq (head d)"))
+        return y, BlockAttentionState(keys, values, seen)
