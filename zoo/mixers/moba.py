@@ -105,9 +105,10 @@ class BlockAttention(SequenceMixer):
     def mix(self, x: Tensor, state: BlockAttentionState, lengths: Tensor | None) -> tuple[Tensor, BlockAttentionState]:
         seq_len = x.shape[1]
         heads = rearrange(self.qkv_proj(x), "batch seq (head d) -> batch head seq d", d=self.d_head)
-        q, k, v = heads.split((self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=1)
+        qk, v = heads.split((self.n_heads + self.n_kv_heads, self.n_kv_heads), dim=1)
         positions = state.seen.unsqueeze(1) + torch.arange(seq_len, device=x.device)
-        q, k = (coefficient(rotate(t, positions, self.rope_base, d_rope=self.d_rope)) for t in (q, k))
+        qk = coefficient(rotate(qk, positions, self.rope_base, d_rope=self.d_rope))
+        q, k = qk.split((self.n_heads, self.n_kv_heads), dim=1)
         keys, values = grow_cache(state.keys, k), grow_cache(state.values, v)
         k, v = (by_position(cache, state.seen, seq_len) for cache in (keys, values))
         y = attend_to_best_blocks(q, k, v, positions, self.block_size, self.top_k)

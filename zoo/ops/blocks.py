@@ -69,10 +69,11 @@ def attend_to_best_blocks(
     Returns:
         One output a query and head.
     """
-    means = in_blocks(k.detach(), block_size).mean(3).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    k, v = in_blocks(k, block_size), in_blocks(v, block_size)
+    means = k.detach().mean(3).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     block, own = torch.arange(means.shape[2], device=q.device), (positions // block_size)[:, None, :, None]
     scores = (q.detach() @ means.mT).masked_fill(block >= own, -torch.inf).masked_fill(block == own, torch.inf)
-    return attend_to_blocks(q, k, v, positions, best_blocks(scores, top_k), block_size)
+    return attend_to_blocks(q, k, v, positions, best_blocks(scores, top_k))
 
 
 def best_blocks(scores: Float[Tensor, "batch heads seq blocks"], top_k: int) -> Int[Tensor, "batch heads seq chosen"]:
@@ -83,11 +84,10 @@ def best_blocks(scores: Float[Tensor, "batch heads seq blocks"], top_k: int) -> 
 
 def attend_to_blocks(
     q: Float[Tensor, "batch n_heads seq d_head"],
-    k: Float[Tensor, "batch n_kv_heads slots d_head"],
-    v: Float[Tensor, "batch n_kv_heads slots d_head"],
+    k: Float[Tensor, "batch n_kv_heads blocks block_size d_head"],
+    v: Float[Tensor, "batch n_kv_heads blocks block_size d_head"],
     positions: Int[Tensor, "batch seq"],
     chosen: Int[Tensor, "batch n_heads seq top_k"],
-    block_size: int,
 ) -> Float[Tensor, "batch n_heads seq d_head"]:
     """softmax_j(q_i . k_j / sqrt(d_head)) v_j over the positions j <= i of the chosen blocks.
 
@@ -97,18 +97,17 @@ def attend_to_blocks(
 
     Args:
         q: queries of the chunk.
-        k, v: keys and values by position. Heads of q share them in groups.
+        k, v: keys and values in blocks. Heads of q share them in groups.
         positions: position of each query in its row.
         chosen: blocks of each query, different ones, its own among them; the number of blocks for none.
-        block_size: positions of a block.
 
     Returns:
         One output a query and head.
     """
     batch, n_heads, seq_len, d_head = q.shape
     top_k, shared, wide = chosen.shape[3], n_heads // k.shape[1], accumulator(q.dtype)
-    k, v = (in_blocks(t, block_size) for t in (k, v))
-    n_blocks, n_rows, n_pairs = k.shape[2], batch * n_heads, seq_len * top_k
+    n_blocks, block_size = k.shape[2:4]
+    n_rows, n_pairs = batch * n_heads, seq_len * top_k
     tile = min(_TILE, seq_len)
     n_tiles = n_pairs // tile + min(n_blocks, n_pairs)
     size = n_tiles * tile
@@ -116,9 +115,9 @@ def attend_to_blocks(
     row = torch.arange(n_rows, device=q.device).unsqueeze(1)
     blocks, order = chosen.reshape(n_rows, n_pairs).sort(dim=1)
     counts = blocks.new_zeros(n_rows, n_blocks + 1).scatter_add(1, blocks, torch.ones_like(blocks))
-    tiles = (counts + tile - 1) // tile
-    rank = torch.arange(n_pairs, device=q.device) - (counts.cumsum(1) - counts).gather(1, blocks)
-    place = (tiles.cumsum(1) - tiles).gather(1, blocks) * tile + rank
+    tiles = (counts + (tile - 1)) // tile
+    shift = (tiles.cumsum(1) - tiles) * tile - (counts.cumsum(1) - counts)  # from the sorted pairs to the tiles
+    place = torch.arange(n_pairs, device=q.device) + shift.gather(1, blocks)
     place = place.masked_fill(blocks == n_blocks, size)  # one place more, for pairs without a block
     empty = blocks.new_zeros(n_rows, size + 1)
     query = empty.scatter(1, place, order // top_k)[:, :size]
@@ -137,7 +136,7 @@ def attend_to_blocks(
     logits = (tiled @ k.mT).to(wide).masked_fill_(source > position, -torch.inf)
     largest = logits.detach().amax(3, keepdim=True).clamp(min=torch.finfo(wide).min)
     weights = logits.sub_(largest).exp_()
-    of_pair = row * size + torch.zeros_like(order).scatter(1, order, place.clamp(max=size - 1))
+    of_pair = row * size + empty[:, :n_pairs].scatter(1, order, place.clamp(max=size - 1))
     total, mixed, largest = (
         t.flatten(0, 2).index_select(0, of_pair.flatten()).unflatten(0, (batch, n_heads, seq_len, top_k))
         for t in (weights.sum(3, keepdim=True), (weights.to(v.dtype) @ v).to(wide), largest)
