@@ -101,6 +101,16 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
         "d_query": [5],
         "rope_base": [50.0],
     },
+    "nsa": {
+        "n_heads": [2],
+        "n_kv_heads": [1, 2],
+        "d_head": [3, 6],
+        "block_size": [1, 2, 5],
+        "top_k": [3],
+        "window": [1, 7],
+        "d_rope": [0],
+        "rope_base": [50.0],
+    },
     "moba": {
         "n_heads": [2],
         "n_kv_heads": [1, 2],
@@ -250,7 +260,7 @@ ALIKE = {
 }
 """Mixers that mix positions by the op of another one."""
 
-CHOOSING = ("moba",)
+CHOOSING = ("moba", "nsa")
 """Mixers that choose blocks: rounding chooses others where two score alike, so that reduced precision is asked of the
 defaults alone, which see every block of a short sequence."""
 

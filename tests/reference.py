@@ -495,6 +495,54 @@ def moba(
     return joined(weighted(softmax_weights(q, k, seen), v)) @ p["out_proj.weight"].T
 
 
+def nsa(
+    p: Parameters,
+    x: Array,
+    n_heads: int = 4,
+    n_kv_heads: int | None = None,
+    block_size: int = 32,
+    top_k: int = 4,
+    window: int = 64,
+    d_rope: int | None = None,
+    rope_base: float = 10_000,
+    **_sizes: object,
+) -> Array:
+    """Yuan et al. 2502.11089, section 3, blocks compressed by their mean: coarse, chosen and near, each with a gate."""
+    q, k, v = attention_heads(p, x, n_heads, n_kv_heads)
+    turned = 2 * (q.shape[2] // 2) if d_rope is None else d_rope
+    q, k = rope(q, turned, rope_base), rope(k, turned, rope_base)
+    group = n_heads // (n_kv_heads or n_heads)
+    gates = heads_of(sigmoid(x @ p["gate_proj.weight"].T), n_heads)
+    weights = np.zeros((n_heads, len(x), len(x)))
+    chosen = np.zeros((n_heads, len(x), len(x)), dtype=bool)
+    for i in range(len(x)):
+        whole, own = (i + 1) // block_size, i // block_size
+        coarse = np.zeros((n_heads, whole))
+        for h in range(n_heads):
+            for b in range(whole):
+                mean = k[b * block_size : (b + 1) * block_size, h].mean(axis=0)
+                coarse[h, b] = np.exp(mean @ q[i, h] / np.sqrt(q.shape[2]))
+            coarse[h] /= coarse[h].sum()
+            weights[h, i, : whole * block_size] = gates[i, h, 0] * np.repeat(coarse[h], block_size) / block_size
+        for h in range(n_heads):
+            scores = coarse[h // group * group : (h // group + 1) * group].mean(axis=0)
+            forced = {0, max(own - 1, 0), own}
+            others = [b for b in np.argsort(scores)[::-1] if b not in forced]
+            blocks = [*forced, *others[: top_k - len({0, own - 1, own})]]
+            chosen[h, i] = np.isin(np.arange(len(x)) // block_size, blocks)
+
+    def seen(h: int, i: int) -> Array:
+        return np.where(chosen[h, i, : i + 1], 0.0, -np.inf)
+
+    def near(h: int, i: int) -> Array:
+        return np.where(i - np.arange(i + 1) < window, 0.0, -np.inf)
+
+    by_head = gates.transpose(1, 0, 2)
+    for branch, mask in ((1, seen), (2, near)):
+        weights += by_head[:, :, branch, None] * softmax_weights(q, k, mask)
+    return joined(weighted(weights, v)) @ p["out_proj.weight"].T
+
+
 def linear_attention_weights(
     p: Parameters, x: Array, n_heads: int = 4, feature_map: str = "elu", normalize: bool = True, **_sizes: object
 ) -> Array:
@@ -1250,6 +1298,7 @@ REFERENCES = {
     "path_attention": path_attention,
     "mla": mla,
     "moba": moba,
+    "nsa": nsa,
     "factorized": factorized,
     "linear_attention": linear_attention,
     "gated_linear_attention": gated_linear_attention,

@@ -485,6 +485,40 @@ def differential_attention() -> tuple[nn.Module, Run]:
     return module, run
 
 
+@layer("nsa", FLA, "fla/layers/nsa.py", "fla/ops/nsa/naive.py")
+def nsa() -> tuple[nn.Module, Run]:
+    rotary, naive = _fla("modules.rotary"), _fla("ops.nsa.naive")
+    rotary.rotary_embedding = lambda x, cos, sin, **_: rotary.rotary_embedding_ref(
+        x, cos[: x.shape[1]], sin[: x.shape[1]]
+    )
+    state: State = {}
+
+    def softmax(t: Tensor, dim: int) -> Tensor:  # as theirs, but its gradient is no NaN where a row sees nothing
+        blind = t.isinf().all(dim, keepdim=True)
+        return t.masked_fill(blind, 0.0).softmax(dim).masked_fill(blind, 0.0)
+
+    def windowed(q: Tensor, k: Tensor, v: Tensor, window_size: tuple[int, int], **_: Any) -> Tensor:
+        lag = torch.arange(q.shape[1])[:, None] - torch.arange(q.shape[1])
+        mask = (lag >= 0) & (lag <= window_size[0])
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True).transpose(1, 2)
+
+    def means(t: Tensor, size: int, *_: Any) -> Tensor:
+        return F.pad(t, (0, 0, 0, 0, 0, -t.shape[1] % size)).unflatten(1, (-1, size)).mean(2)
+
+    def kernel(**given: Any) -> Tensor:
+        state.update(k=given["k"], v=given["v"])  # the contents of the cache
+        with mock.patch.object(torch, "softmax", softmax):
+            return naive.naive_nsa(**given)
+
+    naive.flash_attn_func, naive.mean_pooling = windowed, means
+    file = _fla("layers.nsa")
+    file.parallel_nsa = kernel
+    sizes = {"hidden_size": 8, "num_heads": 32, "num_kv_heads": 2, "head_dim": 2}
+    module = file.NativeSparseAttention(**sizes, block_size=4, block_counts=4, window_size=5, rope_theta=50.0)
+    return module, lambda x: (module(x)[0], state)
+
+
 @layer("mla", "transformers", "models/deepseek_v3/modeling_deepseek_v3.py")
 def mla() -> tuple[nn.Module, Run]:
     latents = {"q_lora_rank": 5, "kv_lora_rank": 6, "qk_nope_head_dim": 3, "v_head_dim": 3, "qk_rope_head_dim": 4}

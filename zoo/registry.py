@@ -80,6 +80,9 @@ _BUILT_IN = (
         mla=Mixer(
             "LatentAttention", "attention whose keys and values come from one small vector each", 2024, "2405.04434"
         ),
+        nsa=Mixer(
+            "NativeSparseAttention", "block means, the best blocks and a window, gated (NSA)", 2025, "2502.11089"
+        ),
         moba=Mixer("BlockAttention", "attention over the best few blocks of positions (MoBA)", 2025, "2502.13189"),
     )
     | _family(

@@ -592,7 +592,7 @@ OF_EIGHT = (
     "attention forgetting_attention path_attention linear_attention gated_linear_attention delta_net "
     "gated_delta_net delta_product kda retnet lightning_attention hgrn2 rwkv7 capped_mlstm "
     "comba mesa_net gsa "
-    "sliding_attention slstm head_hybrid mla moba"
+    "sliding_attention slstm head_hybrid mla moba nsa"
 )
 """Mixers whose heads divide d_model."""
 NAN = float("nan")
@@ -615,7 +615,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gated_attention", {"n_kv_heads": 3}, "n_heads=2 n_kv_heads=3"),
     ("gated_attention", {"rope_base": NAN}, "rope_base nan"),
     ("differential_attention", {"n_heads": 3}, "d_model=8 n_heads=3"),
-    ("differential_attention moba", {"d_rope": 4}, "d_rope d_head=2 4"),
+    ("differential_attention moba nsa", {"d_rope": 4}, "d_rope d_head=2 4"),
+    ("nsa", {"top_k": 2}, "top_k 3 2"),
     ("mla", {"d_latent": 9}, "d_latent d_model=8 9"),
     ("mla", {"d_query": 9}, "d_query d_model=8 9"),
     ("mla", {"d_rope": 3}, "d_rope even 3"),

@@ -17,7 +17,7 @@ BUDGET = (100, 200)
 BUDGETS = (
     dict.fromkeys(("kda", "gdn2", "rwkv7", "gated_linear_attention", "gsa"), (160, 320))  # a decay for each channel
     | dict.fromkeys(("delta_product", "path_attention"), (250, 500))
-    | {"moba": (110, 200)}  # queries are sorted by block, and their parts joined
+    | {"moba": (110, 200), "nsa": (170, 200)}  # queries are sorted by block, and their parts joined
     | {"mesa_net": (100 + 30 * 23, 200 + 30 * 65)}  # thirty steps of conjugate gradients
 )
 NAMES = pytest.mark.parametrize("name", list_mixers())

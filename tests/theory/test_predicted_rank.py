@@ -38,6 +38,8 @@ MIXERS: list[tuple[str, int, int, dict[str, Any]]] = [
     ("mla", 2, 8, {"n_heads": 4, "d_head": 2, "d_latent": 1}),
     ("mla", 8, 2, {"n_heads": 8}),
     *(("moba", 6, 12, {"n_heads": 3, "block_size": 2, "top_k": top_k}) for top_k in (1, 2, 4)),
+    *(("nsa", 6, 12, {"n_heads": 3, "block_size": size, "top_k": 3, "window": 2}) for size in (2, 4)),
+    ("nsa", 6, 12, {"n_heads": 6, "n_kv_heads": 2, "block_size": 2, "top_k": 3, "window": 2}),
     ("moba", 8, 6, {"n_heads": 8, "block_size": 2, "top_k": 1}),
     ("moba", 6, 6, {"n_heads": 3, "block_size": 1, "top_k": 1}),
     ("factorized", 3, 4, {"n_heads": 7}),

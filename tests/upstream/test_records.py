@@ -447,6 +447,15 @@ TWINS = {
         mla,
         mla_states,
     ),
+    "nsa": Twin(
+        "nsa",
+        {"n_heads": 32, "n_kv_heads": 2, "d_head": 2, "block_size": 4, "top_k": 4, "window": 5, "rope_base": 50.0},
+        lambda w: {**joined(w), "gate_proj.weight": w["g_proj.weight"]},
+        lambda state, theirs, _: [
+            (state.keys.transpose(1, 2), theirs["k"]),
+            (state.values.transpose(1, 2), theirs["v"]),
+        ],
+    ),
     "moba": Twin(
         "moba",
         {"n_heads": 4, "n_kv_heads": 2, "d_head": 4, "block_size": 4, "top_k": 2, "rope_base": 50.0},

@@ -76,6 +76,53 @@ def attend_to_best_blocks(
     return attend_to_blocks(q, k, v, positions, best_blocks(scores, top_k))
 
 
+@core("v", "batch head seq value")
+@whole_in_export(
+    "(Tensor q, Tensor k, Tensor v, Tensor gates, Tensor positions, int block_size, int top_k) -> Tensor",
+    lambda q, k, v, gates, positions, block_size, top_k: q.new_empty(q.shape),
+)
+def attend_to_means_and_blocks(
+    q: Float[Tensor, "batch n_heads seq d_head"],
+    k: Float[Tensor, "batch n_kv_heads slots d_head"],
+    v: Float[Tensor, "batch n_kv_heads slots d_head"],
+    gates: Float[Tensor, "batch n_heads seq 2"],
+    positions: Int[Tensor, "batch seq"],
+    block_size: int,
+    top_k: int,
+) -> Float[Tensor, "batch n_heads seq d_head"]:
+    """Attend to the means of whole blocks, and to the blocks that this finds (Yuan et al. 2502.11089, eq. 5-12).
+
+    The first block, the own one and the one before it are always chosen. The others are those with the largest weights
+    of the means, on average over the heads that share keys. A query before the end of the first block attends to no
+    mean.
+
+    Args:
+        q: queries of the chunk.
+        k, v: keys and values by position. Heads of q share them in groups, with one choice for a group.
+        gates: factor of the attention to means, and of the attention to blocks.
+        positions: position of each query in its row.
+        block_size: positions of a block.
+        top_k: blocks of a query, at least 3; all if there are fewer.
+
+    Returns:
+        One output a query and head: the sum of both, gated.
+    """
+    n_kv_heads, wide = k.shape[1], accumulator(q.dtype)
+    shared = q.shape[1] // n_kv_heads
+    k, v = in_blocks(k, block_size), in_blocks(v, block_size)
+    mean_k, mean_v = (t.mean(3).repeat_interleave(shared, dim=1) for t in (k, v))
+    block, position = torch.arange(mean_k.shape[2], device=q.device), positions[:, None, :, None]
+    whole = block < (position + 1) // block_size
+    logits = (q @ mean_k.mT).to(wide) * int(q.shape[3]) ** -0.5
+    weights = logits.masked_fill(~whole, torch.finfo(wide).min).softmax(3) * whole
+    coarse = weights.to(v.dtype) @ mean_v
+    own = position // block_size
+    scores = weights.detach().unflatten(1, (n_kv_heads, shared)).mean(2).masked_fill(~whole, -torch.inf)
+    scores = scores.masked_fill((block == 0) | (block == own - 1) | (block == own), torch.inf)
+    fine = attend_to_blocks(q, k, v, positions, best_blocks(scores, top_k).repeat_interleave(shared, dim=1))
+    return gates[..., :1] * coarse + gates[..., 1:] * fine
+
+
 def best_blocks(scores: Float[Tensor, "batch heads seq blocks"], top_k: int) -> Int[Tensor, "batch heads seq chosen"]:
     """Return the blocks of highest score for each query; the number of blocks stands for one whose score is -inf."""
     found = scores.topk(min(top_k, scores.shape[3]), dim=3)
