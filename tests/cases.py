@@ -132,7 +132,7 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
     "retnet": {"n_heads": [1], "d_head": [6], "expand": [1]},
     "lightning_attention": {"n_heads": [4], "d_head": [3], "slope_scale": [0.25]},
     "hgrn2": {"n_heads": [4], "d_head": [3], "lower_bound": [0.5]},
-    "gsa": {"n_heads": [1], "d_head": [6], "n_slots": [1, 5]},
+    "gsa": {"n_heads": [1], "d_head": [6], "n_slots": [2, 5]},
     "mlstm": {"n_heads": [1, 4], "expand": [1], "d_conv": [1, 2], "d_block": [2, 8]},
     "capped_mlstm": {"n_heads": [4], "d_head": [3], "d_key": [5], "gate_cap": [0.5], "norm_eps": [0.1]},
     "delta_net": {"n_heads": [1], "d_head": [6], "d_conv": [1], "beta_max": [2.0]},

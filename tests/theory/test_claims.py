@@ -251,7 +251,7 @@ def test_the_two_figures() -> None:
     assert len(figure.axes) == 4
     for axes in figure.axes:
         assert "tokens" in axes.get_xlabel()
-        assert axes.get_legend() is not None
+        assert axes.get_legend() is not None or len(axes.texts) > 1  # names of lines stand at their ends
         assert axes.get_yscale() == "log"
 
 

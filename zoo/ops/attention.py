@@ -108,20 +108,21 @@ def forgetting_attend(
     Returns:
         One output a query and head.
     """
-    past = k.shape[2] - q.shape[2]
-
-    def block(q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor, forgotten: Tensor) -> Tensor:
-        first = log_forget.shape[2] - q.shape[2]
-        bias = forgetting_bias(log_forget[:, :, first:], forgotten_since(log_forget[:, :, :first], forgotten))
-        return attend(q, k, v, cached + first, bias)
-
-    outputs = []
+    past, outputs = k.shape[2] - q.shape[2], []
+    block = partial(_forgetting_block, cached)
     with full_precision(q.device):
         for first, last in query_blocks(q):
             slots = past + last
             given = q[:, :, first:last], k[:, :, :slots], v[:, :, :slots], log_forget[:, :, :last], forgotten
             outputs.append(recomputed(block, *given) if first else block(*given))
     return torch.cat(outputs, dim=2)
+
+
+def _forgetting_block(cached: Tensor, q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor, forgotten: Tensor) -> Tensor:
+    """`forgetting_attend` of a block of queries, the last of those that `log_forget` has."""
+    first = log_forget.shape[2] - q.shape[2]
+    bias = forgetting_bias(log_forget[:, :, first:], forgotten_since(log_forget[:, :, :first], forgotten))
+    return attend(q, k, v, cached + first, bias)
 
 
 def forgetting_bias(

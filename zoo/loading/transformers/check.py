@@ -112,7 +112,8 @@ def _random_input(theirs: Any, ours: SequenceMixer | Backbone) -> tuple[Tensor, 
     if theirs.config._attn_implementation in (None, "eager", "sdpa"):  # others are causal by themselves
         lag = positions.T - positions
         hidden = (lag < 0) | (lag >= ours.options.get("window", seq_len))
-        options["attention_mask"] = torch.where(hidden, torch.finfo(x.dtype).min, 0.0).to(x)[None, None]
+        mask = x.new_zeros(hidden.shape).masked_fill(hidden, torch.finfo(x.dtype).min)
+        options["attention_mask"] = mask[None, None]
     name = type(theirs).__name__.replace("Attention", "RotaryEmbedding")
     rotary = getattr(sys.modules[type(theirs).__module__], name, None)
     if rotary is not None and "position_embeddings" in taken:  # it belongs to the model, not to the layer

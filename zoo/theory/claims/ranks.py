@@ -111,6 +111,7 @@ _CONFIGURED: Mapping[str, tuple[int, Mapping[str, Any]]] = {
     # Poles far apart: many slow ones have lag operators that no measurement tells apart.
     "diagonal_ssm": (8, {"d_state": 8, "init": "ring"}),
     "hybrid": (16, {}),  # narrower ones reach d_model^2, as anything generic does
+    "linoss": (4, {"d_state": 6}),
     "s4d": (4, {"d_state": 4, "dt_min": 0.1, "dt_max": 1.0}),
     "ssd": (4, {"d_state": 4, "d_head": 4}),
 }
