@@ -28,6 +28,7 @@ from zoo.registry import MIXERS, create_mixer, list_mixers  # noqa: E402
 from zoo.report.files import write_atomically  # noqa: E402
 from zoo.theory import OperatorError, gradient_profile, head_weights  # noqa: E402
 from zoo.theory.gradients import spaced  # noqa: E402
+from zoo.theory.measure import state_bytes  # noqa: E402
 from zoo.theory.rank import heads_needed, tail_energies  # noqa: E402
 from zoo.theory.spectra import operator_norms, read_spectrum  # noqa: E402
 
@@ -103,7 +104,7 @@ def variant(name: str, given: dict[str, int]) -> dict[str, Any]:
     profile = gradient_profile(make, distances=spaced(GRADIENT_LEN, 24).tolist(), seeds=SEEDS, seq_len=GRADIENT_LEN)
     return {
         "params": sum(p.numel() for p in layer.parameters()),
-        "state_bytes": [_state_bytes(layer.float(), length) for length in STATE_LENGTHS],
+        "state_bytes": [state_bytes(layer.float(), length) for length in STATE_LENGTHS],
         "predicted": layer.predicted_rank(SEQ_LEN),
         "gradient": [[int(tau), _short(value)] for tau, value in zip(profile.distances, profile.median, strict=True)],
         "inputs": found,
@@ -125,13 +126,6 @@ def at_input(layer: SequenceMixer, x: Tensor) -> dict[str, Any]:
         "norms": _packed(operator_norms(layer, x)),
         "weights": [_packed(each.abs()) for each in weights] if len(weights) <= MOST_HEADS else [],
     }
-
-
-def _state_bytes(layer: SequenceMixer, seq_len: int) -> int | None:
-    try:
-        return layer.state_bytes(seq_len)
-    except ValueError:  # it takes no sequence so long
-        return None
 
 
 def _packed(matrix: Tensor) -> str:

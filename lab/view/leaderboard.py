@@ -227,12 +227,6 @@ class MedianRow(Row):
             return text
         return f"{text} [{', '.join(score_text(self.score, end) for end in of_median(values)[1:])}]"
 
-    @property
-    def short_text(self) -> str:
-        """The median with two decimals and the seeds that solved the task; `score_text` for perplexities."""
-        middle, solved = self.center(), self.solved
-        return self.score_text if middle is None or solved is None else f"{middle:.2f} ({solved[0]} of {solved[1]})"
-
 
 def _value_at(row: MedianRow, steps: int) -> float | None:
     """Return the median of validation after these steps, or at the end of runs that stopped before."""
@@ -332,15 +326,11 @@ def _task_column(group: Group, rows: Mapping[str, Row]) -> Column:
     return Column(
         group.title,
         "",
-        lambda line: _short(rows[line.label]) if line.label in rows else "",
+        lambda line: rows[line.label].short_text if line.label in rows else "",
         value=lambda line: rows[line.label].center() if line.label in rows else None,
         more_first=SCORES[group.score],
         best=lambda line: line.label in group.best,
     )
-
-
-def _short(row: Row) -> str:
-    return row.short_text if isinstance(row, MedianRow) else row.score_text
 
 
 def _as_data(groups: Sequence[Group]) -> dict[str, Any]:

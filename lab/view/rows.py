@@ -89,6 +89,12 @@ class Row:
         """The score as tables show it, with its spread over seeds."""
         return score_text(self.score, self.center(), self.spread)
 
+    @property
+    def short_text(self) -> str:
+        """The score with two decimals and the seeds that solved the task; `score_text` for perplexities."""
+        middle, solved = self.center(), self.solved
+        return self.score_text if middle is None or solved is None else f"{middle:.2f} ({solved[0]} of {solved[1]})"
+
     def fact(self, name: str) -> Number | None:
         """Return one of `lab.run.score.FACTS`, by its name in the metrics."""
         if name == "chance":

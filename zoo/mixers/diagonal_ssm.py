@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from zoo.contract import SequenceMixer
 from zoo.ops.diagonal import diagonal_scan, hippo_modes, ring_gain, zero_order_hold
 from zoo.ops.precision import Device, DType, accumulator, complex_accumulator, full_precision
+from zoo.ops.time import state_after
 from zoo.validate import require_choice, require_positive, require_range
 
 Init = Literal["s4d_lin", "real_log", "ring", "lru", "s5"]
@@ -178,11 +179,7 @@ class DiagonalSSM(SequenceMixer):
             log_decay, B, C = self.dynamics()
             h = diagonal_scan(x.to(B.dtype) @ B.t(), log_decay, state.h)
             y = (h @ C.t()).real
-        if lengths is None:
-            last = h[:, -1]
-        else:
-            reached = torch.cat((state.h.unsqueeze(1), h), dim=1)
-            last = reached[torch.arange(len(x), device=x.device), lengths]
+        last = state_after(state.h, h, lengths)
         return y.to(x.dtype) + self.D * x, DiagonalState(last)
 
     @staticmethod

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from zoo.contract import SequenceMixer
 from zoo.ops.diagonal import diagonal_scan, oscillators
 from zoo.ops.precision import Device, DType, accumulator, complex_accumulator, full_precision
+from zoo.ops.time import state_after
 from zoo.validate import require_choice, require_positive
 
 Scheme = Literal["implicit", "symplectic"]
@@ -92,9 +93,5 @@ class LinOSS(SequenceMixer):
             u = (x.to(wide) @ self.B.to(wide).flatten(0, 1).t()) * gain
             s = diagonal_scan(u, log_decay, state.s)
             y = (s.imag * scale) @ torch.cat((C_re, -C_im), dim=1).t()
-        if lengths is None:
-            last = s[:, -1]
-        else:
-            reached = torch.cat((state.s.unsqueeze(1), s), dim=1)
-            last = reached[torch.arange(len(x), device=x.device), lengths]
+        last = state_after(state.s, s, lengths)
         return y.to(x.dtype) + self.D * x, LinOSSState(last)

@@ -13,6 +13,7 @@ from torch import Tensor
 from zoo.coefficient import active, coefficient
 from zoo.ops.activation import tanh
 from zoo.ops.precision import full_precision, linear_dtype
+from zoo.ops.time import state_after
 from zoo.ops.transforms import followed, on_cpu, transformed, whole_in_export
 
 CHUNK = 32  # of `linear_rnn`
@@ -220,10 +221,7 @@ def linear_rnn(
             before = held[:, -1]
             states.append(held)
         states = torch.cat(states, dim=1)
-    if lengths is None:
-        return states, states[:, -1]
-    reached = torch.cat((h.unsqueeze(1), states), dim=1)
-    return states, reached[torch.arange(len(u), device=u.device), lengths]
+    return states, state_after(h, states, lengths)
 
 
 def fused_suffices(kernel: Kernel, x: Tensor, valid: Bool[Tensor, "batch seq"] | None) -> bool:

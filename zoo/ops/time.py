@@ -50,6 +50,24 @@ def without_padding(
     return tuple(t * valid.view(-1, *before, seq_len, *(1,) * (t.ndim - axis - 1)) for t in tensors)
 
 
+def state_after(
+    first: Shaped[Tensor, "batch ..."],
+    states: Shaped[Tensor, "batch seq *rest"],
+    lengths: Int[Tensor, " batch"] | None,
+) -> Shaped[Tensor, "batch ..."]:
+    """Return the state after the last position of each row, which is the first one where a row has none.
+
+    Args:
+        first: the state before the first position.
+        states: those after each position.
+        lengths: valid positions of each row; default all.
+    """
+    if lengths is None:
+        return states[:, -1]
+    reached = torch.cat((first.unsqueeze(1), states), dim=1)
+    return reached[torch.arange(len(states), device=states.device), lengths]
+
+
 def right_align(
     x: Shaped[Tensor, "batch seq *rest"], lengths: Int[Tensor, " batch"]
 ) -> Shaped[Tensor, "batch seq *rest"]:

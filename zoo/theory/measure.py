@@ -237,7 +237,7 @@ def _longest(layer: SequenceMixer, wanted: int) -> int:
     """Return the longest sequence up to `wanted` that the layer takes."""
 
     def refuses(length: int) -> bool:
-        return layer.streams and _state_bytes(layer, length) is None
+        return layer.streams and state_bytes(layer, length) is None
 
     return bisect.bisect_left(range(1, wanted), True, key=refuses) if refuses(wanted) else wanted
 
@@ -322,12 +322,12 @@ def _measure(
         cost=cost,
         input_dependence=moved,
         n_params=sum(p.numel() for p in layer.parameters() if p.requires_grad),
-        state_bytes={length: _state_bytes(layer, length) for length in STATE_LENGTHS},
+        state_bytes={length: state_bytes(layer, length) for length in STATE_LENGTHS},
         seconds=time.perf_counter() - start,
     )
 
 
-def _state_bytes(layer: SequenceMixer, seq_len: int) -> int | None:
+def state_bytes(layer: SequenceMixer, seq_len: int) -> int | None:
     """`layer.state_bytes` in float32; None where the layer takes no sequence so long."""
     try:
         return layer.state_bytes(seq_len)
