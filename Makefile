@@ -78,7 +78,7 @@ types: $(STAMP) ## pyright on zoo, tasks and lab
 check: lint types test ## all three, as before a commit
 
 docs: $(STAMP) ## build the site into build/site; open build/site/index.html
-	$(BIN)/python tools/site.py
+	$(BIN)/python -m tools.site
 
 wheel: $(STAMP) ## build the wheel into dist/
 	$(BIN)/python -m build --wheel

@@ -1,6 +1,7 @@
 """Check released packages of others against the contract: docs/conformance.md, a table of packages × properties.
 
     pip install mambapy x-transformers minGRU-pytorch xlstm local-attention transformers
+    git clone https://github.com/fla-org/flash-linear-attention  # here, or the environment variable FLA names its place
     python benchmarks/conformance.py                # all; --only NAME prints some and writes nothing
 
 A failure is printed only together with a remark in conformance.toml, which a person wrote after reading the package's
@@ -12,7 +13,9 @@ code; a failure without a remark stops the script. Each module is also a target 
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
+import subprocess
 import sys
 import tomllib
 import warnings
@@ -22,7 +25,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from zoo.check import Adapter, Report, check, properties
 from zoo.check.report import MARKS
@@ -34,6 +39,7 @@ from zoo.targets import load
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "conformance.md"
 HERE = "benchmarks/conformance.py"
+FLA = Path(os.environ.get("FLA", "flash-linear-attention"))
 
 
 class MinGRU(Adapter):
@@ -66,6 +72,37 @@ class LocalCache(Adapter):
 
     def chunk(self, module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         return module(x, cache=state, return_cache=True)
+
+
+class Naive(nn.Module):
+    """A function of a naive.py of fla, of queries, keys and so on that are linear in x: two heads of eight channels.
+
+    Args:
+        place: path of the file below fla/ops, and the function's name.
+        layout: axes of the function's arguments.
+        widths: argument -> channels of a head; 0 for one number without an axis of channels.
+    """
+
+    def __init__(self, place: str, layout: str, **widths: int) -> None:
+        super().__init__()
+        self.function = load(str(FLA / "fla" / "ops" / place))
+        self.layout, self.widths = layout, widths
+        self.maps = nn.ModuleDict({name: nn.Linear(16, 2 * (width or 1)) for name, width in widths.items()})
+        self.bonus = nn.Parameter(torch.ones(2, 8)) if "u" in inspect.signature(self.function).parameters else None
+
+    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        given = {} if self.bonus is None else {"u": self.bonus}
+        for name, width in self.widths.items():
+            heads = rearrange(self.maps[name](x), f"b t (h d) -> {self.layout}", h=2)
+            if name in ("g", "gk", "w"):
+                heads = F.logsigmoid(heads)
+            elif name == "beta":
+                heads = heads.sigmoid()
+            elif name in ("k", "p"):
+                heads = F.normalize(heads, dim=-1)
+            given[name] = heads if width else heads.squeeze(-1)
+        y, state = self.function(**given, initial_state=state, output_final_state=True)
+        return rearrange(y, f"{self.layout} -> b t (h d)", h=2), state
 
 
 class Case(NamedTuple):
@@ -108,9 +145,29 @@ def _transformers(name: str, num_hidden_layers: int = 1, **config: Any) -> Case:
     return Case(f"transformers {name}", make)
 
 
+def _fla(place: str, layout: str = "b t h d", **widths: int) -> Case:
+    return Case(f"fla {place.rpartition(':')[2]}", lambda: Naive(place, layout, **widths))
+
+
 _HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 32}
 _MAMBA_2 = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8}
 _JAMBA = {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 4, "mamba_dt_rank": 2}
+_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}
+_LAYERS = {"layer_types": ["linear_attention", "full_attention"]}
+_DELTA = {"head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4} | dict.fromkeys(
+    ("linear_key_head_dim", "linear_value_head_dim"), 4
+)
+_LATENT = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4}
+_ROUTED = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "n_shared_experts": 1}
+_KIMI = {"linear_head_dim": 8, "linear_num_heads": 2, "first_k_dense_replace": 1, "pad_token_id": None} | dict.fromkeys(
+    ("n_group", "topk_group"), 1
+)
+_NEMOTRON = {"mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1, "chunk_size": 8} | {
+    "head_dim": 8,
+    "layers_block_type": ["linear_attention", "mlp", "full_attention"],
+}
+_ZAMBA = {"mamba_d_state": 8, "n_mamba_heads": 4, "chunk_size": 8, "adapter_rank": 4}
+_QKV = {"q": 8, "k": 8, "v": 8}
 _GEMMA = {"num_key_value_heads": 1, "lru_width": 16, "head_dim": 8, "attention_window_size": 16}
 
 CASES = {
@@ -141,6 +198,26 @@ CASES = {
     "bamba": _transformers("Bamba", 2, attn_layer_indices=[1], **_HEADS, **_MAMBA_2),
     "lfm2": _transformers("Lfm2", 2, full_attn_idxs=[1], **_HEADS),
     "recurrent_gemma": _transformers("RecurrentGemma", 3, **_HEADS | _GEMMA),
+    "qwen3_next": _transformers("Qwen3Next", 2, **_HEADS, **_LAYERS, **_DELTA, **_MOE),
+    "qwen3_5": _transformers("Qwen3_5Text", 2, **_HEADS, **_LAYERS, **_DELTA),
+    "kimi_linear": _transformers("KimiLinear", 2, **_HEADS, **_LAYERS, **_LATENT, **_ROUTED, **_KIMI),
+    "minimax": _transformers("MiniMax", 2, **_HEADS, **_LAYERS, head_dim=8, num_local_experts=4, block_size=8),
+    "nemotron_h": _transformers("NemotronH", 3, **_HEADS, **_NEMOTRON),
+    "granite_hybrid": _transformers(
+        "GraniteMoeHybrid", 2, **_HEADS, **_LAYERS, **_MAMBA_2, num_local_experts=0, shared_intermediate_size=16
+    ),
+    "falcon_h1": _transformers("FalconH1", **_HEADS, **_MAMBA_2, head_dim=8, mamba_d_ssm=32),
+    "zamba2": _transformers("Zamba2", 2, **_HEADS, **_ZAMBA, layers_block_type=["linear_attention", "hybrid"]),
+    "fla_linear": _fla("linear_attn/naive.py:naive_recurrent_linear_attn", **_QKV),
+    "fla_simple_gla": _fla("simple_gla/naive.py:naive_recurrent_simple_gla", **_QKV, g=0),
+    "fla_gla": _fla("gla/naive.py:naive_recurrent_gla", **_QKV, gk=8),
+    "fla_gsa": _fla("gsa/naive.py:naive_recurrent_gsa", **_QKV, s=4, g=4),
+    "fla_hgrn": _fla("hgrn/naive.py:naive_recurrent_hgrn", "b t (h d)", x=8, g=8),
+    "fla_rwkv6": _fla("rwkv6/recurrent_naive.py:naive_recurrent_rwkv6", "b h t d", **_QKV, w=8),
+    "fla_delta_rule": _fla("delta_rule/naive.py:delta_rule_recurrence", "b h t d", **_QKV, beta=0),
+    "fla_gated_delta_rule": _fla("gated_delta_rule/naive.py:naive_recurrent_gated_delta_rule", **_QKV, g=0, beta=0),
+    "fla_kda": _fla("kda/naive.py:naive_recurrent_kda", **_QKV, g=8, beta=0),
+    "fla_comba": _fla("comba/naive.py:naive_recurrent_comba", **_QKV, p=8, g=0, beta=0),
 }
 
 globals().update({name: case.make for name, case in CASES.items()})  # so that `zoo check` finds them in this file
@@ -163,6 +240,8 @@ marks say nothing about those. A mark is about this contract, and a package may 
 asks for; each ✗ is explained below. Findings are about the versions above; later ones may differ.
 `zoo check` does the same for any module; this project's own mixers pass the same suite.
 
+Of fla the table has the recurrent forms in `naive.py`; its chunked forms, kernels and layers are not in it.
+
 ✓ holds, ✗ does not, – does not apply (the module has no such thing, or nobody marked its coefficients).
 """
 
@@ -174,11 +253,17 @@ def run(name: str) -> Report:
     return check(f"{HERE}:{name}", d_model=16, adapter=adapter, looks_ahead=case.looks_ahead)
 
 
+def _version(package: str) -> str:
+    if package != "fla":
+        return version(package)
+    return subprocess.check_output(["git", "-C", FLA, "rev-parse", "--short", "HEAD"], text=True).strip()
+
+
 def page(found: Mapping[str, Report]) -> Iterator[str]:
     """Yield the lines of docs/conformance.md."""
     packages = dict.fromkeys(title.split()[0] for title in found)
     yield INTRODUCTION.format(
-        packages=", ".join(f"{name} {version(name)}" for name in packages), machine=describe_machine()
+        packages=", ".join(f"{name} {_version(name)}" for name in packages), machine=describe_machine()
     )
     judged = [each for each in properties() if not each.measures]
     for topic in dict.fromkeys(each.topic for each in judged):

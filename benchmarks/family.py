@@ -1,4 +1,4 @@
-"""Compare the linear recurrences and sLSTM with their CPU peers: time, memory, one step."""
+"""Compare the linear recurrences, sLSTM and whole layers with their CPU peers: time, memory, one step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from benchmarks import peers, recurrences
+from benchmarks import layers, peers, recurrences
 from benchmarks.page import Section, Table, Target
 from benchmarks.timing import (
     Run,
@@ -46,26 +46,11 @@ def family(sizes: Sizes) -> Section:
         " another recurrence (every unit sees every unit), whose loop is oneDNN's. Memory is that of forward + backward"
         " above the inputs."
     )
-    table = Table(
-        "", ["op", "peer", "forward ms", "peer / zoo", "forward + backward ms", "peer / zoo", "MB", "peer's MB"]
-    )
+    table = _table("op")
     decoding = Table("One step, no gradient", ["op", "peer", "µs", "peer / zoo"])
     for name in (*recurrences.PROBLEMS, "slstm"):
-        given = _runs(name, _sizes(sizes, sizes.family_length))
-        peer = list(given)[1]
-        with threads(all_cores()):
-            whole = [
-                interleaved({who: wrap(*each) for who, each in given.items()}, sizes.rounds)
-                for wrap in (forward_only, forward_and_backward)
-            ]
-        ratios = [seconds[peer] / seconds["zoo"] for seconds in whole]
-        # The median of three processes: the system gives memory in pages of two sizes.
-        memory = [statistics.median(isolated(_peak, name, who, sizes) for _ in range(3)) for who in given]
-        times = [1e3 * seconds["zoo"] for seconds in whole]
-        table.rows.append([name, peer, times[0], ratios[0], times[1], ratios[1], *(each / 1e6 for each in memory)])
         least = 1.0 if name == "slstm" else FASTER
-        section.targets.append(Target(f"{peer} / zoo, forward + backward of {name}", least, ratios[1]))
-        section.targets.append(Target(f"memory of {name} / {peer}", 1.0, memory[0] / max(memory[1], 1), least=False))
+        _compare(section, table, name, sizes, least)
         steps = _steps(name, _sizes(sizes, 1), sizes.decode_steps)
         if len(steps) > 1:
             with threads(1), torch.no_grad():
@@ -77,8 +62,54 @@ def family(sizes: Sizes) -> Section:
     return section
 
 
+def whole_layers(sizes: Sizes) -> Section:
+    """Measure whole layers and their memory against those of other libraries."""
+    heads = f"batch 1, length {sizes.family_length}, 4 heads of width {sizes.family_width}"
+    section = Section(
+        f"Whole layers, projections included, at {heads}, {all_cores()} threads, with the gradients of all parameters."
+        " transformers is DeepSeek-V3, DeepSeek-V3.2 (64 positions chosen) and MiniMax, whose softmax is"
+        " torch's fused kernel, as ours is. titans-pytorch runs a linear memory with a gradient step per position. The"
+        " blocks of native-sparse-attention-pytorch are ours: 32 positions, four for a query, a window of 64. The last"
+        " two are measured if they are installed. Memory is that of forward + backward above the inputs."
+    )
+    table = _table("layer")
+    for name in layers.available():
+        _compare(section, table, name, sizes, FASTER)
+    section.tables.append(table)
+    return section
+
+
+def _table(first: str) -> Table:
+    return Table(
+        "", [first, "peer", "forward ms", "peer / zoo", "forward + backward ms", "peer / zoo", "MB", "peer's MB"]
+    )
+
+
+def _compare(section: Section, table: Table, name: str, sizes: Sizes, least: float) -> None:
+    """Add a row and its targets: times in turns, memory in processes of their own."""
+    given = _runs(name, _sizes(sizes, sizes.family_length))
+    peer = list(given)[1]
+    with threads(all_cores()):
+        whole = [
+            interleaved({who: wrap(*each) for who, each in given.items()}, sizes.rounds)
+            for wrap in (forward_only, forward_and_backward)
+        ]
+    ratios = [seconds[peer] / seconds["zoo"] for seconds in whole]
+    # The median of three processes: the system gives memory in pages of two sizes.
+    memory = [
+        statistics.median(isolated(_peak, name, who, sizes) for _ in range(min(3, sizes.rounds))) for who in given
+    ]
+    times = [1e3 * seconds["zoo"] for seconds in whole]
+    table.rows.append([name, peer, times[0], ratios[0], times[1], ratios[1], *(each / 1e6 for each in memory)])
+    section.targets.append(Target(f"{peer} / zoo, forward + backward of {name}", least, ratios[1]))
+    section.targets.append(Target(f"memory of {name} / {peer}", 1.0, memory[0] / max(memory[1], 1), least=False))
+
+
 def _runs(name: str, n: recurrences.Sizes) -> dict[str, tuple[peers.Form, tuple[Tensor, ...]]]:
     """Return form and inputs by implementation, ours first."""
+    if name in layers.PAIRS:
+        torch.manual_seed(0)
+        return layers.forms(name, n, peers.generator())
     if name == "slstm":
         return {who: (form, inputs) for who, (form, _, inputs, _) in recurrences.cells(n, peers.generator()).items()}
     problem = recurrences.PROBLEMS[name]

@@ -18,6 +18,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -37,8 +38,10 @@ from benchmarks.sections import FULL, same_state, state_numbers, training_step  
 from benchmarks.timing import Run, forward_only, interleaved, trained  # noqa: E402
 from zoo import create_mixer  # noqa: E402
 from zoo.contract import SequenceMixer  # noqa: E402
+from zoo.ops.attention import forgetting_attend  # noqa: E402
 from zoo.ops.delta_rule import delta_rule, unit_length  # noqa: E402
 from zoo.ops.dplr import dplr  # noqa: E402
+from zoo.ops.ridge import ridge_queries  # noqa: E402
 from zoo.ops.scan import selective_scan  # noqa: E402
 from zoo.ops.slstm import slstm_scan  # noqa: E402
 from zoo.ops.ssd import ssd  # noqa: E402
@@ -50,6 +53,7 @@ RESULTS, PAGE = "benchmarks/gpu.json", "docs/performance_gpu.md"
 SCAN_SHAPE = (8, 4096, 2048, 16)  # batch, seq_len, d_inner, d_state
 HEADS_SHAPE = (4, 4096, 16, 128)  # batch, seq_len, heads, width of keys and of values
 STREAMED = (1_000_000, 4096)  # positions, and how many at a time
+PAIRS = ("attention", "forgetting_attention", "path_attention", "moba", "nsa", "dsa", "gated_delta_net")
 ROUNDS = 21
 DEVICE = "cuda"
 COPY_BYTES = 4 << 30
@@ -258,14 +262,17 @@ def kernels() -> Section:
     """Measure the Triton kernels against the same maps in torch, and their difference."""
     batch, seq_len, heads, width = HEADS_SHAPE
     section = Section(
-        "Each kernel of the zoo against torch: the scan at the shapes above, the carries between chunks and sLSTM at"
-        f" batch {batch}, length {seq_len}, {heads} heads of width {width}. float32."
+        "Each kernel of the zoo, and FlexAttention, against plain operations of torch: the scan at the shapes above,"
+        f" the others at batch {batch}, length {seq_len}, {heads} heads of width {width}. float32."
     )
     table = Table("", ["kernel", "pass", "Triton ms", "torch ms", "torch / Triton", "difference"])
     rates = {"decayed states": "gated linear attention", "erased states": "gated delta rule"}
     forms = {name: (_ours(of), _head_inputs(of, torch.float32)) for name, of in rates.items()}
     forms["selective scan"] = _scan, [t.to(DEVICE) for t in scan_inputs(*SCAN_SHAPE, generator())]
     forms["slstm"] = _slstm, _slstm_inputs()
+    q, k, _, *more = _head_inputs("gated delta rule", torch.float32)
+    forms["conjugate gradients"] = _ridge, [q, k, *more]
+    forms["forgetting attention"] = _forgetting, _head_inputs("ssd", torch.float32)
     for name, (form, given) in forms.items():
         runs = {"Triton": passes(form, given), "torch": [in_torch(run) for run in in_torch(passes)(form, given)]}
         with torch.no_grad():
@@ -283,12 +290,24 @@ def in_torch(run: Callable[..., Any]) -> Callable[..., Any]:
 
     def without(*given: Any) -> Any:
         with contextlib.ExitStack() as stack:
-            for place in ("carry", "slstm"):
+            for place in ("carry", "slstm", "ridge", "attention"):
                 stack.enter_context(mock.patch(f"zoo.ops.{place}.kernels_suffice", return_value=False))
             stack.enter_context(mock.patch("zoo.ops.scan._choose", return_value="torch"))
             return run(*given)
 
     return without
+
+
+def _ridge(*inputs: Tensor) -> Tensor:
+    q, k, log_decay, beta = (t.transpose(1, 2) for t in inputs)
+    empty = q.new_zeros(*q.shape[:2], q.shape[3], q.shape[3])
+    return ridge_queries(q, k, beta, log_decay, q.new_ones(q.shape[1], q.shape[3]), empty, 30)[0]
+
+
+def _forgetting(*inputs: Tensor) -> Tensor:
+    q, k, v, log_decay = (t.transpose(1, 2) for t in inputs)
+    cached = torch.zeros(len(q), dtype=torch.int64, device=q.device)
+    return forgetting_attend(q, k, v, cached, log_decay, log_decay[:, :, :0])
 
 
 def _slstm(u: Tensor, recurrent: Tensor) -> Tensor:
@@ -323,6 +342,31 @@ def steps() -> Section:
             table.rows.append([*row, 1e3 * timed({name: captured(step)}, FULL.step_rounds)[name], None])
         except RuntimeError as error:
             table.rows.append([*row, None, str(error).partition("\n")[0]])
+    section.tables.append(table)
+    return section
+
+
+def lengths() -> Section:
+    """Measure time and memory of a training step against the length, where positions meet in pairs."""
+    section = Section(
+        f"A training step as above, batch {FULL.step_batch}, at length L: milliseconds, and the highest memory in MB"
+        " that torch held. Sparse attention is to be faster than attention from 4,096 positions on, and the memory of"
+        " forgetting_attention linear."
+    )
+    heads = [f"{what} at {n:,}" for what in ("ms", "MB") for n in FULL.lengths]
+    table = Table("", ["mixer", *heads])
+    for name in PAIRS:
+        found: list[tuple[Cell, Cell]] = []
+        for seq_len in FULL.lengths:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            try:
+                step = training_step(name, replace(FULL, step_length=seq_len), DEVICE)
+                seconds = timed({name: step}, FULL.step_rounds)[name]
+                found.append((1e3 * seconds, torch.cuda.max_memory_allocated() / 1e6))
+            except torch.OutOfMemoryError:
+                found.append((None, None))
+        table.rows.append([name, *(cell for column in zip(*found, strict=True) for cell in column)])
     section.tables.append(table)
     return section
 
@@ -411,6 +455,7 @@ SECTIONS: dict[str, tuple[str, Callable[[], Section]]] = {
     "chunked": ("SSD, delta rules, gated linear attention", chunked),
     "kernels": ("Kernels against torch", kernels),
     "steps": ("A training step of each mixer", steps),
+    "lengths": ("A training step with length", lengths),
     "stream": ("A million tokens through stream", stream),
     "end_to_end": ("End to end", end_to_end),
 }

@@ -55,16 +55,16 @@ class _Counter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def on_meta(name: str, seq_len: int, d_model: int = D_MODEL) -> tuple[SequenceMixer, Tensor]:
-    """Return a mixer and an input of `BATCH` rows without storage; a longest sequence, if it has one, is `seq_len`."""
+def mixer_and_input(name: str, seq_len: int, d_model: int, device: str) -> tuple[SequenceMixer, Tensor]:
+    """Return a mixer and an empty input of `BATCH` rows; a longest sequence, if it has one, is `seq_len`."""
     own = {"max_seq_len": seq_len} if "max_seq_len" in inspect.signature(mixer_class(name)).parameters else {}
-    with torch.device("meta"):
+    with torch.device(device):
         return create_mixer(name, d_model, **own), torch.empty(BATCH, seq_len, d_model, requires_grad=True)
 
 
 def launches(name: str, seq_len: int, d_model: int = D_MODEL) -> tuple[Counter[str], Counter[str]]:
     """Return the operations of a layer, forward and backward, by name."""
-    mixer, x = on_meta(name, seq_len, d_model)
+    mixer, x = mixer_and_input(name, seq_len, d_model, "meta")
     with _Counter() as forward:
         y = mixer(x)
     with _Counter() as backward:
@@ -90,7 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     lines += [
         f"Operations of one layer that compute something, at batch {BATCH} and d_model {D_MODEL:,}, counted on meta"
     ]
-    lines += ["tensors, which take the road of CUDA. A Triton kernel of the zoo or a kernel of cuDNN is one operation."]
+    lines += ["tensors, which take the road of CUDA. A Triton kernel of the zoo or a kernel of cuDNN is one operation;"]
+    lines += ["so is FlexAttention in forgetting_attention, with some twenty small operations around its kernel."]
     lines += ["The columns name the direction and the number of positions.", ""]
     write_atomically(PAGE, "\n".join([*lines, *render_table(table)]))
     return 0

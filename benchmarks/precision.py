@@ -147,6 +147,10 @@ Products of matrices inside chunks follow torch's own switches:
 | tf32 | `torch.set_float32_matmul_precision("high")` | tf32 on a GPU that has it | float32 |
 | bf16 | `train.py --trainer.precision bf16-mixed`, or `torch.autocast` | operands in bfloat16 | float32 |
 
+So do the products that carry the state of a delta rule from chunk to chunk, in its Triton kernel too; the state itself
+is float32. Float64, devices other than CPU and CUDA, and transforms of torch.func are exceptions: there the maps of
+chunks are multiplied in the type of the state.
+
 A state in float64 turns all of this off. Made by `python benchmarks/precision.py`; edit that, not this page.
 """
 

@@ -402,8 +402,8 @@ def _exponent(lengths: tuple[int, ...], seconds: list[float]) -> float:
 def _scaling_figure(lengths: tuple[int, ...], times: dict[str, list[float]]) -> str:
     figure, (axes,) = plots.new_figure(legends=plots.legend_columns(len(times)))
     for at, (name, seconds) in enumerate(sorted(times.items())):
-        style = plots.line_style(at, len(times))
-        axes.loglog(lengths, [1e3 * each for each in seconds], **style, marker="o", label=name)
+        style = plots.line_style(name, at, len(times))
+        axes.loglog(lengths, [1e3 * each for each in seconds], **style, label=name)
     axes.set(xlabel="length", ylabel="forward + backward, ms", title="Time of a training pass against length")
     axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
     axes.minorticks_off()
@@ -545,6 +545,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Sizes], Section]]] = {
     "ssd": ("State space duality", ssd),
     "lti": ("Diagonal systems", lti),
     "family": ("Linear recurrences and sLSTM against their peers", family.family),
+    "layers": ("Layers against their peers", family.whole_layers),
     "decode": ("Decoding", decode),
     "scaling": ("Scaling with length", scaling),
     "memory": ("Memory with length", memory),

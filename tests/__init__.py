@@ -58,12 +58,3 @@ def install(folder: Path, package: str, **groups: dict[str, str]) -> None:
     for group, entries in groups.items():
         lines += [f"[{group}]", *(f"{name} = {target}" for name, target in entries.items())]
     (info / "entry_points.txt").write_text("\n".join(lines))
-
-
-def run_python(text: str, scope: dict[str, Any]) -> None:
-    """Run the Python blocks of a Markdown page in the current folder; one that begins with a file's name is written."""
-    for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-        if re.match(r"# \S+\.py$", block, re.MULTILINE):
-            Path(block.splitlines()[0].removeprefix("# ")).write_text(block)
-        else:
-            exec(compile(block, "page.md", "exec"), scope)

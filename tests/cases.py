@@ -20,6 +20,7 @@ from tests import reference, slow
 from tests.tolerances import assert_close
 from zoo import create_mixer, list_mixers
 from zoo.contract import SequenceMixer
+from zoo.modules import listed
 from zoo.state import state_tensors
 
 D_MODEL = 8
@@ -93,6 +94,7 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
         "d_conv": [1],
         "forget_gate": [True],
     },
+    "deltaformer": {"n_heads": [2], "d_head": [3, 6], "d_rope": [0], "rope_base": [50.0]},
     "mla": {
         "n_heads": [2],
         "d_head": [3, 6],
@@ -100,6 +102,18 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
         "d_rope": [0, 4],
         "d_query": [5],
         "rope_base": [50.0],
+        "position": ["none"],
+    },
+    "dsa": {
+        "n_heads": [2],
+        "d_head": [3, 6],
+        "d_latent": [3],
+        "d_rope": [0, 4],
+        "d_query": [5],
+        "rope_base": [50.0],
+        "n_index_heads": [1, 3],
+        "d_index": [5],
+        "top_k": [1, 2, 4],
     },
     "nsa": {
         "n_heads": [2],
@@ -145,11 +159,20 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
         "beta_max": [2.0],
         "norm_eps": [0.1],
     },
+    "log_linear_gated_delta_net": {
+        "n_heads": [1],
+        "n_householder": [2],
+        "d_head": [6],
+        "expand": [1],
+        "n_levels": [12],
+    },
     "delta_product": {"n_heads": [1], "n_householder": [3], "d_head": [3], "expand": [1], "d_conv": [2]},
     "kda": {"n_heads": [1], "d_head": [6], "expand": [2], "d_conv": [2], "beta_max": [2.0]},
     "gdn2": {"n_heads": [1], "d_head": [6], "expand": [2], "d_conv": [1]},
     "comba": {"n_heads": [1], "d_head": [6], "expand": [1], "d_conv": [2]},
     "mesa_net": {"n_heads": [1], "d_head": [6], "d_conv": [2], "cg_steps": [1, 3]},
+    "titans": {"n_heads": [1], "d_head": [6], "d_conv": [1]},
+    "rwkv6": {"n_heads": [1], "d_head": [6], "d_key": [3], "mix_rank": [2], "decay_rank": [3]},
     "rwkv7": {"n_heads": [1], "decay_rank": [3], "gate_rank": [2]},
     "diagonal_ssm": {"init": ["real_log", "ring"], "d_state": [5, 6]},
     "lru": {"d_state": [6], "r_min": [0.5]},
@@ -178,6 +201,7 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
         "dt_floor": [0.02],
         "init": ["recall"],
     },
+    "log_linear_ssd": {"d_state": [3], "d_head": [2, 4], "n_groups": [2], "d_conv": [1], "n_levels": [12]},
     "mamba3": {
         "d_state": [6, 8],
         "d_head": [4],
@@ -232,6 +256,12 @@ ALONE = [Case("sliding_attention", {"window": 1})]  # with alibi its slopes woul
 ALL_CASES = DEFAULTS + ALONE + [case for name, values in OPTIONS.items() for case in variants(name, values)]
 
 
+def trained_by_outputs(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters without those that have a loss of their own."""
+    apart = listed(module, "apart")
+    return [p for name, p in module.named_parameters() if name not in apart]
+
+
 def label(case: Case) -> str:
     """`attention-sink=bos-position=alibi`: how a case is called in the test report."""
     shown = {key: value for key, value in case.options.items() if key != "pattern"}
@@ -250,9 +280,11 @@ ALIKE = {
     **dict.fromkeys(("lru", "s5", "linoss"), "diagonal_ssm"),
     "lightning_attention": "retnet",
     "capped_mlstm": "mlstm",
-    "gated_delta_net": "delta_product",
+    **dict.fromkeys(("gated_delta_net", "log_linear_gated_delta_net"), "delta_product"),
+    "log_linear_ssd": "ssd",
     "gdn2": "kda",
     "comba": "rwkv7",
+    "rwkv6": "gated_linear_attention",
     "gsa": "gated_linear_attention",
     "min_lstm": "min_gru",
     "gated_conv": "conv",
@@ -260,9 +292,9 @@ ALIKE = {
 }
 """Mixers that mix positions by the op of another one."""
 
-CHOOSING = ("moba", "nsa")
-"""Mixers that choose blocks: rounding chooses others where two score alike, so that reduced precision is asked of the
-defaults alone, which see every block of a short sequence."""
+CHOOSING = ("moba", "nsa", "dsa")
+"""Mixers that choose positions: rounding chooses others where two score alike, so that reduced precision is asked of
+the defaults alone, which see all of a short sequence."""
 
 OF_THEIR_OWN_OP = tuple(name for name in list_mixers() if name not in ALIKE)
 """For what takes long and depends on the op: Inductor needs half a minute for each."""
@@ -277,6 +309,11 @@ def drawn(test: str) -> list[Case]:
     return found
 
 
+def some_variants(test: str) -> list[Case]:
+    """Return the variants of a dozen mixers, one of each, drawn by the name of a test."""
+    return random.Random(test).sample(drawn(test)[len(DEFAULTS) :], 12)
+
+
 def cases(
     *,
     variants: bool | Literal["slow"] = True,
@@ -286,7 +323,8 @@ def cases(
     """Parametrise a test over every registered mixer, or over `names` alone.
 
     Args:
-        variants: whether over the variants too; "slow" for one variant per mixer, where options can hardly matter.
+        variants: whether over the variants too; "slow" for one variant of a dozen mixers, where options can
+            hardly matter.
         names: of mixers; default all.
         by_default: mixers that the default run has, all others being slow; for what the base class does; default all.
     """
@@ -295,7 +333,8 @@ def cases(
         return bool(case.options and variants == "slow") or (by_default is not None and case.name not in by_default)
 
     def decorate(test: Callable[..., None]) -> Any:
-        table = drawn(test.__name__) if variants == "slow" else ALL_CASES if variants else DEFAULTS
+        few = [*DEFAULTS, *some_variants(test.__name__)]
+        table = few if variants == "slow" else ALL_CASES if variants else DEFAULTS
         chosen = [
             slow(case, unless=not is_slow(case), id=label(case)) for case in table if not names or case.name in names
         ]
@@ -355,7 +394,7 @@ def assert_rows_alone(
     run: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, spans: Sequence[slice], generator: torch.Generator
 ) -> None:
     """Assert that each row of `run(x)` is the module's output on its span alone, gradients too, and zero elsewhere."""
-    x, parameters = x.requires_grad_(), list(module.parameters())
+    x, parameters = x.requires_grad_(), trained_by_outputs(module)
     y = run(x)
     weights = draw(*y.shape, generator=generator)
     of_x, *of_parameters = torch.autograd.grad((y * weights).sum(), [x, *parameters])

@@ -59,6 +59,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write tests/tasks/digests.json from what the selected tests of digests find, in place of comparing",
     )
+    parser.addoption(
+        "--configurations",
+        type=int,
+        default=2,
+        metavar="N",
+        help="random configurations of each family of transformers that test_configurations.py loads (slow)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -88,7 +95,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     no_gpu = pytest.mark.skip(reason="needs a CUDA device; torch.cuda.is_available() is false")
     for item in items:
-        if "gpu" in item.keywords:
+        if item.get_closest_marker("gpu"):  # keywords hold the names of folders too
             item.add_marker(no_gpu)
 
 

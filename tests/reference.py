@@ -107,6 +107,31 @@ def experts(p: Parameters, x: Array, top_k: int, *, normalize: bool = False) -> 
     return y
 
 
+def sigmoid_experts(
+    p: Parameters,
+    x: Array,
+    top_k: int,
+    *,
+    n_groups: int = 1,
+    top_groups: int = 1,
+    normalize: bool = False,
+    scale: float = 1.0,
+    d_shared: int = 0,
+) -> Array:
+    """DeepSeek-V3 (2412.19437, eqs. 12 to 16), each position by itself: the best groups, and the best experts there."""
+    y = swiglu(members(p, "shared."), x) if d_shared else np.zeros_like(x)
+    for i in range(len(x)):
+        score = sigmoid(p["router.weight"] @ x[i])
+        preferred, size = score + p["preference"], len(score) // n_groups
+        worth = [np.sort(preferred[g * size : (g + 1) * size])[-2:].sum() for g in range(n_groups)]
+        open_groups = np.argsort(worth)[::-1][:top_groups]
+        chosen = [e for e in np.argsort(-preferred) if e // size in open_groups][:top_k]
+        for e in chosen:
+            expert = {"up_proj.weight": p["up_proj"][e], "down_proj.weight": p["down_proj"][e]}
+            y[i] += scale * score[e] * swiglu(expert, x[i]) / (score[chosen].sum() if normalize else 1)
+    return y
+
+
 def balance(p: Parameters, x: Array, top_k: int) -> tuple[float, Array]:
     """n_experts sum_e load_e importance_e, and the loads (Fedus et al. 2101.03961, eqs. 4 to 6)."""
     exponentials = np.exp(x @ p["router.weight"].T)
@@ -147,6 +172,13 @@ def output_normed_block(p: Parameters, x: Array, name: str, **options: object) -
     """x + norm(mixer(x)), then x + norm(channel(x)) (OLMo 2, 2501.00656, eqs. 1 and 2)."""
     x = x + rms_norm(REFERENCES[name](members(p, "mixer."), x, **options), p["mixer_norm.weight"])
     return x + rms_norm(swiglu(members(p, "channel."), x), p["channel_norm.weight"])
+
+
+def residual_normed_block(p: Parameters, x: Array, name: str, **options: object) -> Array:
+    """u + mixer(u) of u = norm(x), then v + channel(v) of v = norm(u) (MiniMax-01, as transformers has it)."""
+    u = rms_norm(x, p["mixer_norm.weight"])
+    v = rms_norm(u + REFERENCES[name](members(p, "mixer."), u, **options), p["channel_norm.weight"])
+    return v + swiglu(members(p, "channel."), v)
 
 
 def residual_block(p: Parameters, x: Array, name: str, **options: object) -> Array:
@@ -450,25 +482,112 @@ def path_attention(p: Parameters, x: Array, n_heads: int = 4, n_kv_heads: int | 
     return joined(o) @ p["out_proj.weight"].T
 
 
+def deltaformer(
+    p: Parameters, x: Array, n_heads: int = 4, d_rope: int | None = None, rope_base: float = 10_000, **_sizes: object
+) -> Array:
+    """Zhong et al. 2505.19488 with the factors beta: values less what their queries read before, then attention."""
+    q, k, v = (heads_of(t, n_heads) for t in np.split(x @ p["qkv_proj.weight"].T, 3, axis=1))
+    turned = 2 * (q.shape[2] // 2) if d_rope is None else d_rope
+    q, k = rope(q, turned, rope_base), rope(k, turned, rope_base)
+    beta = np.clip(x @ p["beta_proj.weight"].T + p["beta_proj.bias"], -1, 1)
+    u, o = np.zeros_like(v), np.zeros_like(v)
+    for h in range(n_heads):
+        for t in range(len(x)):
+            weights = np.exp(k[: t + 1, h] @ q[t, h] / np.sqrt(q.shape[2]))
+            before = weights[:t] / weights[:t].sum()
+            u[t, h] = v[t, h] - beta[t, h] * before @ u[:t, h]
+            o[t, h] = weights @ u[: t + 1, h] / weights.sum()
+    return joined(o) @ p["out_proj.weight"].T
+
+
 # Attention without a softmax.
 
 
 def mla(
-    p: Parameters, x: Array, n_heads: int = 4, d_rope: int | None = None, rope_base: float = 10_000, **_sizes: object
+    p: Parameters, x: Array, n_heads: int = 4, position: str = "rope", rope_base: float = 10_000, **_sizes: object
 ) -> Array:
     """Multi-head latent attention (DeepSeek-AI 2405.04434, section 2.1): keys and values are maps of a small c_j."""
-    hidden = x
-    if "query_down.weight" in p:
-        hidden = rms_norm(x @ p["query_down.weight"].T, p["query_norm.weight"], 1e-6)
+    weights, v = latent_heads(p, x, n_heads, position, rope_base)
+    return joined(weighted(weights, v)) @ p["out_proj.weight"].T
+
+
+def latent_heads(
+    p: Parameters,
+    x: Array,
+    n_heads: int,
+    position: str,
+    rope_base: float,
+    seen: Callable[[int, int], Array | float] = lambda h, i: 0.0,
+) -> tuple[Array, Array]:
+    """Weights of multi-head latent attention with the logits `seen`, and its values."""
+    hidden = latent_queries(p, x)
     d_head, d_latent = p["out_proj.weight"].shape[1] // n_heads, len(p["latent_norm.weight"])
     c, k_rope = np.split(x @ p["latent_proj.weight"].T, [d_latent], axis=1)
     kv = heads_of(rms_norm(c, p["latent_norm.weight"], 1e-6) @ p["kv_proj.weight"].T, n_heads)
     k, v = kv[..., :d_head], kv[..., d_head:]
     q = heads_of(hidden @ p["query_proj.weight"].T, n_heads)
-    turned = k_rope.shape[1]
+    turned = k_rope.shape[1] if position == "rope" else 0
     q = np.concatenate((q[..., :d_head], rope(q[..., d_head:], turned, rope_base)), axis=2)
     shared = np.repeat(rope(k_rope[:, None], turned, rope_base), n_heads, axis=1)
-    return joined(weighted(softmax_weights(q, np.concatenate((k, shared), axis=2)), v)) @ p["out_proj.weight"].T
+    return softmax_weights(q, np.concatenate((k, shared), axis=2), seen), v
+
+
+def latent_queries(p: Parameters, x: Array) -> Array:
+    """What queries are made from: x, or a normed map of it."""
+    if "query_down.weight" not in p:
+        return x
+    return rms_norm(x @ p["query_down.weight"].T, p["query_norm.weight"], 1e-6)
+
+
+def index_scores(p: Parameters, x: Array, rope_base: float = 10_000) -> Array:
+    """The lightning indexer (DeepSeek-AI 2512.02556, eq. 1): I_ij, (seq, seq), -inf where j > i."""
+    n = len(p["index_weight_proj.weight"])
+    turned = len(p["latent_proj.weight"]) - len(p["latent_norm.weight"])
+    a = rope(heads_of(latent_queries(p, x) @ p["index_query_proj.weight"].T, n), turned, rope_base)
+    b = x @ p["index_key_proj.weight"].T
+    centred = b - b.mean(axis=1, keepdims=True)
+    b = rms_norm(centred, p["index_norm.weight"], 1e-6) + p["index_norm.bias"]
+    b = rope(b[:, None], turned, rope_base)[:, 0]
+    w = x @ p["index_weight_proj.weight"].T / np.sqrt(n * b.shape[1])
+    scores = np.full((len(x), len(x)), -np.inf)
+    for i in range(len(x)):
+        for j in range(i + 1):
+            scores[i, j] = sum(w[i, h] * max(a[i, h] @ b[j], 0.0) for h in range(n))
+    return scores
+
+
+def chosen_by_index(scores: Array, top_k: int) -> NDArray[np.bool_]:
+    """The top_k positions of each row, the latest first among equals."""
+    chosen = np.zeros(scores.shape, dtype=bool)
+    for i in range(len(scores)):
+        chosen[i, sorted(range(i + 1), key=lambda j, i=i: (-scores[i, j], -j))[:top_k]] = True
+    return chosen
+
+
+def dsa(
+    p: Parameters, x: Array, n_heads: int = 4, rope_base: float = 10_000, top_k: int = 64, **_sizes: object
+) -> Array:
+    """DeepSeek sparse attention (DeepSeek-AI 2512.02556, section 2.1): latent attention to the chosen positions."""
+    chosen = chosen_by_index(index_scores(p, x, rope_base), top_k)
+    seen = partial(_seen, chosen)
+    weights, v = latent_heads(p, x, n_heads, "rope", rope_base, seen)
+    return joined(weighted(weights, v)) @ p["out_proj.weight"].T
+
+
+def _seen(chosen: NDArray[np.bool_], _: int, i: int) -> Array:
+    return np.where(chosen[i, : i + 1], 0.0, -np.inf)
+
+
+def index_loss(p: Parameters, x: Array, n_heads: int, top_k: int) -> Array:
+    """KL(p_i || softmax(I_i)) over the chosen positions, for each i (DeepSeek-AI 2512.02556, eqs. 3 and 4)."""
+    scores = index_scores(p, x)
+    chosen = chosen_by_index(scores, top_k)
+    weights = latent_heads(p, x, n_heads, "rope", 10_000, partial(_seen, chosen))[0].mean(axis=0)
+    found = np.zeros(len(x))
+    for i, row in enumerate(chosen):
+        index = np.exp(scores[i, row]) / np.exp(scores[i, row]).sum()
+        found[i] = np.sum(weights[i, row] * np.log(weights[i, row] / index))
+    return found
 
 
 def moba(
@@ -570,9 +689,22 @@ def linear_attention_operator(p: Parameters, x: Array, n_heads: int = 4, **optio
 
 
 def matrix_states(
-    q: Array, k: Array, v: Array, decay: Array, erased: Array | None = None, where: Array | None = None
+    q: Array,
+    k: Array,
+    v: Array,
+    decay: Array,
+    erased: Array | None = None,
+    where: Array | None = None,
+    levels: Array | None = None,
+    steps: int = 1,
 ) -> Array:
-    """S_t = (diag(decay_t) - erased_t where_t^T) S_{t-1} + k_t v_t^T; returns S_t^T q_t, (seq, n_heads, d_value)."""
+    """S_t = (diag(decay_t) - erased_t where_t^T) S_{t-1} + k_t v_t^T; returns S_t^T q_t, (seq, n_heads, d_value).
+
+    With levels (positions, n_heads, n_levels), of `steps` steps per position, the part of S_t that is in level l of a
+    Fenwick tree counts levels[t, h, l].
+    """
+    if levels is not None:
+        return np.stack([tree_states(h, steps, levels, q, k, v, decay, erased, where) for h in range(k.shape[1])], 1)
     seq, n_heads, d_key = k.shape
     o = np.zeros_like(v)
     for h in range(n_heads):
@@ -582,6 +714,40 @@ def matrix_states(
             s = decay[t, h][:, None] * s - removed + np.outer(k[t, h], v[t, h])
             o[t, h] = q[t, h] @ s
     return o
+
+
+def tree_states(
+    h: int,
+    steps: int,
+    levels: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    decay: Array,
+    erased: Array | None,
+    where: Array | None,
+) -> Array:
+    """Guo et al. 2506.04761, section 3.1: the output of a head, read from a state for each level of a Fenwick tree."""
+    o, states = np.zeros(v[:, 0].shape), np.zeros((levels.shape[2], k.shape[2], v.shape[2]))
+    for n in range(len(k)):
+        t = n // steps
+        if t and n % steps == 0:  # the levels below the lowest bit of t are gathered in the next one
+            merged = (t & -t).bit_length()
+            states[merged] = states[:merged].sum(axis=0)
+            states[:merged] = 0.0
+        removed = 0.0 if erased is None else erased[n, h][:, None] * (where[n, h] @ states)[:, None, :]
+        states = decay[n, h][:, None] * states - removed
+        states[0] += np.outer(k[n, h], v[n, h])
+        o[n] = levels[t, h] @ (q[n, h] @ states)
+    return o
+
+
+def level_weights(p: Parameters, x: Array, n_levels: int) -> Array | None:
+    """Weights of the levels, (seq, n_heads, n_levels), or None without any."""
+    if not n_levels:
+        return None
+    weights = softplus(p["levels.scale"] * (x @ p["levels.proj.weight"].T))
+    return weights.reshape(len(x), -1, n_levels)
 
 
 def gated_linear_attention_parts(p: Parameters, x: Array, n_heads: int) -> tuple[Array, Array, Array, Array]:
@@ -637,19 +803,46 @@ def delta_parts(
     return q / np.sqrt(q.shape[2]), k, v, beta, alpha
 
 
-def delta_heads(q: Array, k: Array, v: Array, beta: Array, alpha: Array) -> Array:
+def delta_heads(
+    q: Array, k: Array, v: Array, beta: Array, alpha: Array, levels: Array | None = None, steps: int = 1
+) -> Array:
     """S_t = alpha_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T; returns S_t^T q_t, (seq, n_heads, d_value)."""
     beta, alpha = beta[:, :, None], alpha[:, :, None]
-    return matrix_states(q, k, beta * v, alpha, alpha * beta * k, k)
+    return matrix_states(q, k, beta * v, alpha, alpha * beta * k, k, levels, steps)
 
 
 def delta_net(
-    p: Parameters, x: Array, n_heads: int = 2, n_householder: int = 1, norm_eps: float = 1e-5, **options: object
+    p: Parameters,
+    x: Array,
+    n_heads: int = 2,
+    n_householder: int = 1,
+    norm_eps: float = 1e-5,
+    n_levels: int = 0,
+    **options: object,
 ) -> Array:
     """Yang et al. 2406.06484; with alpha and an output gate 2412.06464; n_householder steps: Siems 2502.10297."""
     q, k, v, beta, alpha = delta_parts(p, x, n_heads, n_householder=n_householder, **options)
-    heads = delta_heads(q, k, silu(v), beta, alpha)[n_householder - 1 :: n_householder]
+    heads = delta_heads(q, k, silu(v), beta, alpha, level_weights(p, x, n_levels), n_householder)
+    heads = heads[n_householder - 1 :: n_householder]
     return (joined(rms_norm(heads, p["norm.weight"], norm_eps)) * output_gate(p, x)) @ p["out_proj.weight"].T
+
+
+def titans(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
+    """Behrouz et al. 2501.00663, eq. 9, 10 and 13, with a linear memory and a gradient at each position."""
+    qkv = silu(short_conv(x @ p["qkv_proj.weight"].T, p["conv.weight"]))
+    q, k, v = (heads_of(part, n_heads) for part in np.split(qkv, 3, axis=-1))
+    q, k = unit(q) / np.sqrt(q.shape[2]), unit(k)
+    theta, eta, alpha = np.split(sigmoid(x @ p["rate_proj.weight"].T + p["rate_proj.bias"]), 3, axis=-1)
+    o = np.zeros_like(v)
+    for h in range(n_heads):
+        memory = momentum = np.zeros((k.shape[2], v.shape[2]))
+        for t in range(len(x)):
+            gradient = np.outer(k[t, h], memory.T @ k[t, h] - v[t, h])
+            momentum = eta[t, h] * momentum - theta[t, h] * gradient
+            memory = (1 - alpha[t, h]) * memory + momentum
+            o[t, h] = memory.T @ q[t, h]
+    gate = sigmoid(x @ p["gate_proj.weight"].T)
+    return (joined(rms_norm(o, p["norm.weight"])) * gate) @ p["out_proj.weight"].T
 
 
 def head_hybrid(
@@ -791,6 +984,28 @@ def rwkv7(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
     o, bonus = matrix_states(r, k, v, w, a * kappa, kappa), (r * p["bonus"] * k).sum(axis=2, keepdims=True) * v
     normed = group_norm(joined(o), n_heads, p["norm_weight"], 1e-5 * v.shape[2]) + p["norm_bias"]
     return ((normed + joined(bonus)) * g) @ p["out_proj.weight"].T
+
+
+def rwkv6(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
+    """Peng et al. 2404.05892, section 4."""
+    step = np.concatenate((np.zeros((1, x.shape[1])), x[:-1])) - x
+    low = np.split(np.tanh((x + step * p["mu"]) @ p["mix_down.weight"].T), 5, axis=-1)
+    up = np.split(p["mix_up.weight"], 5, axis=-1)
+    xr, xw, xk, xv, xg = (x + step * (b + z @ u.T) for b, z, u in zip(p["mix_bias"], low, up, strict=True))
+    w = np.tanh(xw @ p["decay_down.weight"].T) @ p["decay_up.weight"].T + p["decay_up.bias"]
+    r, k, v, a = (
+        heads_of(t, n_heads)
+        for t in (xr @ p["r_proj.weight"].T, xk @ p["k_proj.weight"].T, xv @ p["v_proj.weight"].T, np.exp(-np.exp(w)))
+    )
+    o = np.zeros_like(v)
+    for h in range(n_heads):
+        s = np.zeros((k.shape[2], v.shape[2]))
+        for t in range(len(x)):
+            written = np.outer(k[t, h], v[t, h])
+            o[t, h] = r[t, h] @ (s + p["bonus"][h][:, None] * written)
+            s = a[t, h][:, None] * s + written
+    normed = group_norm(joined(o), n_heads, p["norm_weight"], 1e-5) + p["norm_bias"]
+    return (normed * silu(xg @ p["gate_proj.weight"].T)) @ p["out_proj.weight"].T
 
 
 def matrix_memory(q: Array, k: Array, v: Array, gates: Array) -> Array:
@@ -1013,11 +1228,11 @@ def gated_norm(p: Parameters, x: Array, options: Mapping[str, Any]) -> Array:
     return grouped_norm(x, p["norm.weight"], n_groups, options.get("norm_eps", 1e-5)) if n_groups else x
 
 
-def ssd(p: Parameters, x: Array, **options: object) -> Array:
+def ssd(p: Parameters, x: Array, n_levels: int = 0, **options: object) -> Array:
     """The block of Mamba-2 (Dao and Gu 2405.21060): per head h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t^T."""
     u, z, dt, b, c, a = ssd_coefficients(p, x, **options)
-    u, dt = heads_of(silu(u), len(a)), dt[:, :, None]
-    o = matrix_states(c, dt * b, u, np.exp(dt * a[:, None])) + p["D"][:, None] * u
+    u, dt, levels = heads_of(silu(u), len(a)), dt[:, :, None], level_weights(p, x, n_levels)
+    o = matrix_states(c, dt * b, u, np.exp(dt * a[:, None]), levels=levels) + p["D"][:, None] * u
     return gated_norm(p, joined(o) * silu(z), options) @ p["out_proj.weight"].T
 
 
@@ -1296,7 +1511,9 @@ REFERENCES = {
     "differential_attention": differential_attention,
     "forgetting_attention": forgetting_attention,
     "path_attention": path_attention,
+    "deltaformer": deltaformer,
     "mla": mla,
+    "dsa": dsa,
     "moba": moba,
     "nsa": nsa,
     "factorized": factorized,
@@ -1306,6 +1523,7 @@ REFERENCES = {
     "gated_delta_net": delta_net,
     "kda": kda,
     "gdn2": kda,
+    "log_linear_gated_delta_net": partial(delta_net, n_levels=15),
     "delta_product": partial(delta_net, n_householder=2, beta_max=2.0),
     "comba": comba,
     "mesa_net": mesa_net,
@@ -1313,8 +1531,10 @@ REFERENCES = {
     "lightning_attention": lightning_attention,
     "hgrn2": hgrn2,
     "gsa": gsa,
+    "titans": titans,
     "mlstm": mlstm,
     "capped_mlstm": capped_mlstm,
+    "rwkv6": rwkv6,
     "rwkv7": rwkv7,
     "diagonal_ssm": diagonal_ssm,
     "lru": partial(diagonal_ssm, init="lru"),
@@ -1324,6 +1544,7 @@ REFERENCES = {
     "selective_ssm": selective_ssm,
     "mamba3": mamba3,
     "ssd": ssd,
+    "log_linear_ssd": partial(ssd, n_levels=15),
     "conv": conv,
     "min_gru": minimal_recurrence,
     "min_lstm": partial(minimal_recurrence, cell="lstm"),

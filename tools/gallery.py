@@ -2,21 +2,27 @@
 
     python tools/gallery.py [MIXER ...]      all of them take some minutes on two cores; others keep their numbers
 
-For each mixer, and each number of heads or size of state: what it reads at two fixed inputs (the norms of the blocks of
-its operator, and the weights of each head), the error of its best H operators, and the gradient against distance.
+For each mixer, and each number of heads or size of state: what it reads at two fixed inputs (`zoo.theory.explorer`),
+the gradient against distance and the bytes of its state. For each mixer the exponents in the length of three costs:
+numbers that it computes, memory for a backward pass, and numbers computed for one more position. No time is measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
 import json
+import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -26,19 +32,19 @@ from zoo.docstrings import titled  # noqa: E402
 from zoo.pages import SECTIONS, options  # noqa: E402
 from zoo.registry import MIXERS, create_mixer, list_mixers  # noqa: E402
 from zoo.report.files import write_atomically  # noqa: E402
-from zoo.theory import OperatorError, gradient_profile, head_weights  # noqa: E402
+from zoo.theory import complexity, gradient_profile  # noqa: E402
+from zoo.theory.explorer import DECADES, reading, short  # noqa: E402
 from zoo.theory.gradients import spaced  # noqa: E402
 from zoo.theory.measure import state_bytes  # noqa: E402
-from zoo.theory.rank import heads_needed, tail_energies  # noqa: E402
-from zoo.theory.spectra import operator_norms, read_spectrum  # noqa: E402
+from zoo.theory.spectra import read_spectrum  # noqa: E402
 
 STORED = ROOT / "docs" / "gallery.json"
 D_MODEL, SEQ_LEN, GRADIENT_LEN, SEEDS = 16, 32, 128, 5
 VARIED = {"n_heads": (1, 2, 4, 8), "d_state": (2, 4, 8, 16)}
 """Options that the explorer steps through, one of them for each mixer."""
-DECADES = 4
-MOST_HEADS = 8
-STATE_LENGTHS = (1024, 65536)
+COST_LENGTHS = (512, 1024, 2048)
+STATE_LENGTHS = (1024, 2048, 65536)
+"""The first two give the state as a formula in n, which the last confirms."""
 
 
 def main() -> None:
@@ -46,14 +52,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mixers", nargs="*", metavar="MIXER", help="default all")
     names = parser.parse_args().mixers or list_mixers()
-    stored = json.loads(STORED.read_text(encoding="utf-8"))["mixers"] if STORED.is_file() else []
+    stored = json.loads(STORED.read_text(encoding="utf-8"))["items"] if STORED.is_file() else []
     found = {each["name"]: each for each in stored}
     for name in names:
         found[MIXERS.check(name)] = card(name)
         print(f"{name}: {len(found[name]['variants'])} variants", flush=True)
-        sizes = {"d_model": D_MODEL, "seq_len": SEQ_LEN, "decades": DECADES, "state_lengths": STATE_LENGTHS}
+        sizes = {"d_model": D_MODEL, "decades": DECADES, "noun": "mixer"}
+        sizes |= {"cost_lengths": COST_LENGTHS, "state_lengths": STATE_LENGTHS}
         cards = [found[each] for each in list_mixers() if each in found]
-        write_atomically(STORED, json.dumps(sizes | {"inputs": list(inputs()), "mixers": cards}) + "\n")
+        write_atomically(STORED, json.dumps(sizes | {"inputs": list(inputs()), "items": cards}) + "\n")
 
 
 def inputs() -> dict[str, Tensor]:
@@ -85,6 +92,7 @@ def card(name: str) -> dict[str, Any]:
         "family": entry.family,
         "year": entry.year,
         "source": entry.source,
+        "cost": cost(name),
         "equation": next((each for each in free if each.startswith(" ")), ""),
         "state": sections["State"],
         "law": sections["Interaction rank"],
@@ -99,44 +107,69 @@ def variant(name: str, given: dict[str, int]) -> dict[str, Any]:
         torch.manual_seed(seed)
         return create_mixer(name, D_MODEL, **given).double().eval()
 
-    layer = make(0)
+    layer, longest = make(0), STATE_LENGTHS[-1] + 1
+    long = create_mixer(name, D_MODEL, **given, **limited(name, longest))
     found = {key: at_input(layer, x) for key, x in inputs().items()}
     profile = gradient_profile(make, distances=spaced(GRADIENT_LEN, 24).tolist(), seeds=SEEDS, seq_len=GRADIENT_LEN)
     return {
         "params": sum(p.numel() for p in layer.parameters()),
-        "state_bytes": [state_bytes(layer.float(), length) for length in STATE_LENGTHS],
+        "state_bytes": [state_bytes(long, length) for length in STATE_LENGTHS],
         "predicted": layer.predicted_rank(SEQ_LEN),
-        "gradient": [[int(tau), _short(value)] for tau, value in zip(profile.distances, profile.median, strict=True)],
+        "gradient": [[int(tau), short(value)] for tau, value in zip(profile.distances, profile.median, strict=True)],
         "inputs": found,
     }
 
 
 def at_input(layer: SequenceMixer, x: Tensor) -> dict[str, Any]:
-    """Return what the layer reads at an input, and the error of its best H operators."""
+    """Return what the layer reads at an input, and the heads that copy its operator."""
     read = read_spectrum(layer, x)
-    try:
-        weights = head_weights(layer, x)[0]
-    except OperatorError:
-        weights = x.new_empty(0, SEQ_LEN, SEQ_LEN)
-    left = [error for error in tail_energies(read.values.double()).sqrt()[1:65].tolist() if error > 1e-6]
+    return {"rank": read.rank, "heads": [*read.heads.values()]} | reading(layer, x, read)
+
+
+def limited(name: str, length: int) -> dict[str, int]:
+    """Return the option that lets a mixer take so many positions, if it has a limit."""
+    return {"max_seq_len": length} if any(option.name == "max_seq_len" for option in options(name)) else {}
+
+
+def cost(name: str) -> dict[str, float]:
+    """Return exponents in the length, between the last two of `COST_LENGTHS`."""
+    torch.manual_seed(0)
+    layer = create_mixer(name, D_MODEL, **limited(name, COST_LENGTHS[-1] + 1)).eval()
+    forward, step = [], []
+    for length in COST_LENGTHS:
+        x = torch.randn(1, length, D_MODEL)
+        forward.append(computed(lambda x=x: layer(x)))
+        _, state = layer.stream(x)
+        step.append(computed(lambda x=x, state=state: layer.stream(x[:, :1], state)))
+    # Of a step the growth: up to these lengths its fixed costs are most of it.
+    before, after = step[1] - step[0], step[2] - step[1]
+    held = complexity(layer, COST_LENGTHS[1:], repeats=1).bytes
     return {
-        "rank": read.rank,
-        "heads": [int(heads_needed(read.values, error)) for error in (0.1, 0.01, 0.001)],
-        "errors": [_short(error) for error in [*left, 0.0]],
-        "norms": _packed(operator_norms(layer, x)),
-        "weights": [_packed(each.abs()) for each in weights] if len(weights) <= MOST_HEADS else [],
+        "forward": short(math.log2(forward[2] / forward[1])),
+        "backward_memory": short(math.log2(held[1] / held[0])) if held[0] else 0.0,
+        "decode": short(math.log2(after / before)) if min(before, after) > 0 else 0.0,
     }
 
 
-def _packed(matrix: Tensor) -> str:
-    """Return a byte for each entry, its logarithm over `DECADES` below the largest."""
-    shares = matrix / matrix.max().clamp(min=1e-300)
-    levels = 255 * (1 + shares.clamp(min=1e-300).log10() / DECADES).clamp(min=0)
-    return base64.b64encode(levels.round().to(torch.uint8).numpy().tobytes()).decode()
+class Work(TorchDispatchMode):
+    """Counts products and sums of matrix products and convolutions, and the numbers that every other op writes."""
+
+    total = 0
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = op(*args, **(kwargs or {}))
+        if (flops := flop_registry.get(op._overloadpacket)) is not None:
+            self.total += flops(*args, **(kwargs or {}), out_val=out)
+        elif not op.is_view:
+            self.total += sum(each.numel() for each in tree_leaves(out) if isinstance(each, Tensor))
+        return out
 
 
-def _short(value: float) -> float:
-    return float(f"{float(value):.3g}")
+def computed(run: Callable[[], object]) -> int:
+    """Return how many numbers a function computes; attention by its formula, not by a fused kernel."""
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), Work() as work:
+        run()
+    return work.total
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@
     make mutants ARGS="--size 30 --seed 7 --room ops"
 
 An error is one mutation of cosmic-ray (a changed operator, number, condition, decorator or loop) in a line drawn at
-random from the rooms below. Coverage shows which tests execute which line, the slow ones too, and is measured once for
-each state of the tree. In a copy with one error planted, the tests that execute its line run until the first failure,
-the shortest first. All tests of the room run if the line is executed by an import, behind a cache or compiled by numba.
-What survives is written to the report as a diff: read it, since some of it changes nothing that anyone can observe.
+random from the rooms below. In a copy with one error planted, the default tests that execute its line run until the
+first failure, the shortest first, up to a minute of CPU time; if none fails, the slow ones do so. If an import or a
+cache runs the line, or numba compiles it, the tests that execute any line of the file do. Coverage shows which test
+executes which line. It is measured once for each state of the tree, for the slow tests of a room only if an error there
+survives the default ones. The order of the errors is random: after a cut, those that are done are a sample, and the
+same seed continues. Read what survives, since some of it changes nothing that anyone can observe.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -27,6 +30,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,11 +54,15 @@ ROOMS = {
 }
 """Folders in which errors are planted, each with the tests that should see them."""
 # The forked processes import these with one thread and without a GPU; Triton's kernels are then interpreted.
-os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
+os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1", "HF_HUB_OFFLINE": "1"}
 NOT_COPIED = (".git", ".venv", ".*cache*", "__pycache__", "runs", "build", "dist")
-SUITE = "slow or not slow"
+SUITES = ("not slow", "slow")
+BUDGET = 60.0
+"""CPU seconds of tests for one error and suite."""
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["torch", "lightning", "pytest", "coverage", "scipy.stats"])
+FORKS.set_forkserver_preload(
+    ["torch", "lightning", "pytest", "coverage", "scipy.stats", "hypothesis", "datasets", "sklearn.datasets"]
+)
 
 
 class Mutant(NamedTuple):
@@ -98,12 +106,12 @@ def _annotated(source: str) -> Iterator[tuple[int, int]]:
 
 
 def sample(rooms: list[str], size: int, seed: int) -> list[Mutant]:
-    """Draw lines without replacement, then one kind of mutation, then one mutation of that kind."""
+    """Draw lines without replacement, then a kind of mutation, then one of that kind; larger samples begin alike."""
     rng = random.Random(seed)
     files = sorted(str(path.relative_to(ROOT)) for room in rooms for path in (ROOT / room).rglob("*.py"))
     places = [(file, line) for file in files for line in sorted(mutants(file))]
     chosen = []
-    for file, line in rng.sample(places, min(size, len(places))):
+    for file, line in rng.sample(places, len(places))[:size]:
         kinds: dict[str, list[Mutant]] = {}
         for mutant in mutants(file)[line]:
             kinds.setdefault(mutant.operator.split("_")[0], []).append(mutant)
@@ -112,13 +120,13 @@ def sample(rooms: list[str], size: int, seed: int) -> list[Mutant]:
 
 
 def compiles(source: str) -> bool:
-    """Return whether numba compiles what a file holds."""
+    """Return whether numba compiles a file's functions."""
     return "import numba" in source or "import compiled" in source
 
 
 @cache
 def statement(file: str, line: int) -> list[int]:
-    """Return the lines of the statement in a function that a line belongs to; none if an import or cache runs it."""
+    """Return the lines of a line's statement; none if numba compiles it, or an import or a cache runs it."""
     source = (ROOT / file).read_text(encoding="utf-8")
     inside = [
         function
@@ -135,11 +143,12 @@ def statement(file: str, line: int) -> list[int]:
 
 
 class Watch:
-    """Note the tests that execute each line, and how long they take."""
+    """Note the tests that execute each line, and their CPU time; None if they fail, since they would see any error."""
 
     def __init__(self, part: Path) -> None:
         self.part = part
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[str, float | None] = {}
+        self.failed: set[str] = set()
 
     def pytest_configure(self) -> None:
         self.coverage = coverage.Coverage(str(self.part), source=["zoo", "tasks"], config_file=False)
@@ -161,8 +170,16 @@ class Watch:
         finally:
             self.coverage.switch_context(before)
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        before = sum(os.times()[:4])
+        result = yield
+        self.seconds[item.nodeid] = None if item.nodeid in self.failed else sum(os.times()[:4]) - before
+        return result
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+        if report.failed:
+            self.failed.add(report.nodeid)
 
     def pytest_unconfigure(self) -> None:
         self.coverage.stop()
@@ -181,41 +198,41 @@ class Order:
         items[:] = sorted((item for item in items if item.nodeid in self.place), key=lambda i: self.place[i.nodeid])
 
 
-def _pytest(copy: Path, paths: list[str], plugin: Watch | Order) -> None:
+def _pytest(copy: Path, suite: str, paths: list[str], plugin: Watch | Order, limit: float) -> None:
     """Run tests in a copy of the tree; the body of a forked process."""
     os.setsid()
     os.chdir(copy)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit) + 5))  # ends an endless loop, also under load
     sys.path[:] = [str(copy), *(path for path in sys.path if Path(path) not in (ROOT, ROOT / "tools"))]
     os.environ.update(PYTHONPATH=str(copy), NUMBA_CACHE_DIR=str(copy / getattr(plugin, "numba", ".numba")))
     with (copy / ".log").open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    quiet = ["-q", "-W", "ignore:Module already imported", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", SUITE]
-    # The method "thread" ends an endless loop, also under hypothesis.
-    stop = ["-x", "--timeout=180", "--timeout-method=thread"] if isinstance(plugin, Order) else []
+    quiet = ["-q", "-W", "ignore:Module already imported", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", suite]
+    stop = ["-x", "--timeout=0"] if isinstance(plugin, Order) else ["--timeout=120"]
     sys.exit(pytest.main([*stop, *quiet, *paths], [plugin]))
 
 
-def run_tests(copy: Path, paths: list[str], plugin: Watch | Order, limit: float) -> str:
-    """Return an empty text if the tests pass, and the end of their output or "timeout" if not."""
-    process = FORKS.Process(target=_pytest, args=(copy, paths, plugin))
+def run_tests(copy: Path, suite: str, paths: list[str], plugin: Watch | Order, limit: float) -> int:
+    """Return pytest's exit status; negative after `limit` seconds of CPU time, or ten times that by the clock."""
+    process = FORKS.Process(target=_pytest, args=(copy, suite, paths, plugin, limit))
     process.start()
-    process.join(limit)
-    late = process.is_alive()
-    if late and process.pid:
+    process.join(10 * limit)
+    if process.is_alive() and process.pid:
         os.killpg(process.pid, signal.SIGKILL)
         process.join()
-    return "timeout" if late else ((copy / ".log").read_text()[-2000:] or "died") if process.exitcode else ""
+    return process.exitcode or 0
 
 
 class Executed:
-    """The tests that execute each line, and the duration of each test."""
+    """The tests that execute each line, and the CPU time of each test."""
 
     def __init__(self, parts: list[Path]) -> None:
         self.seconds: dict[str, float] = {}
         self.data = coverage.CoverageData(no_disk=True)
         for part in parts:
-            self.seconds |= json.loads(part.with_suffix(".json").read_text())
+            measured = json.loads(part.with_suffix(".json").read_text())
+            self.seconds |= {test: seconds for test, seconds in measured.items() if seconds is not None}
             data = coverage.CoverageData(str(part))
             data.read()
             self.data.update(data)
@@ -224,9 +241,10 @@ class Executed:
     def tests(self, mutant: Mutant) -> list[str]:
         """Return the tests to run, the shortest first."""
         lines = self.lines(mutant.file)
-        contexts = {name for line in statement(mutant.file, mutant.line) for name in lines.get(line, ()) if name}
-        (room,) = (tests.split() for room, tests in ROOMS.items() if mutant.file.startswith(f"{room}/"))
-        paths = {path for path in contexts or room if "::" not in path}
+        contexts = {
+            name for line in statement(mutant.file, mutant.line) or lines for name in lines.get(line, ()) if name
+        }
+        paths = {path for path in contexts if "::" not in path}
         chosen = [
             test
             for test in self.seconds
@@ -235,25 +253,36 @@ class Executed:
         return sorted(chosen, key=self.seconds.__getitem__)
 
 
-def test(mutant: Mutant, copy: Path, executed: Executed) -> dict[str, Any]:
+def room_tests(mutant: Mutant) -> set[str]:
+    """Return the folders and files of the tests that should see an error."""
+    return {path for room, tests in ROOMS.items() if mutant.file.startswith(f"{room}/") for path in tests.split()}
+
+
+def test(mutant: Mutant, copy: Path, suite: str, executed: Executed) -> dict[str, Any]:
     """Plant an error in a copy of the tree and run the tests that may see it; the copy is left as it was."""
     target = copy / mutant.file
     source = target.read_text(encoding="utf-8")
     changed = mutate_code(source, get_operator(mutant.operator)(), mutant.occurrence) or ""
-    tests = executed.tests(mutant)
-    numba = f".numba-{mutant.line}-{mutant.occurrence}" if compiles(source) else ".numba"  # it keeps code by file
-    files, limit = (
-        sorted({test.split("::")[0] for test in tests}),
-        300 + 5 * sum(executed.seconds[test] for test in tests),
-    )
+    tests, budget = [], BUDGET
+    for name in executed.tests(mutant):
+        if budget > 0:
+            tests.append(name)
+            budget -= executed.seconds[name]
+    status, numba = 0, ".numba"
+    if compiles(source):
+        numba += f"-{mutant.line}-{mutant.occurrence}"  # it keeps code by file
     try:
         target.write_text(changed, encoding="utf-8")
-        output = run_tests(copy, files, Order(tests, numba), limit)
+        if tests:
+            files = sorted({test.split("::")[0] for test in tests})
+            status = run_tests(copy, suite, files, Order(tests, numba), 60 + 3 * (BUDGET - budget))
     finally:
         target.write_text(source, encoding="utf-8")
+    output = (copy / ".log").read_text()[-2000:] if status else ""
     after = changed.splitlines()[mutant.line - 1].strip() if changed else ""
     failed = next((line for line in output.splitlines() if line.startswith("FAILED ")), output[-300:])
-    return {**mutant._asdict(), "becomes": after, "killed": bool(output), "by": failed, "tests": len(tests)}
+    killed = {"killed": bool(status), "status": status, "by": failed, "suite": suite, "tests": len(tests)}
+    return {**mutant._asdict(), "becomes": after, **killed}
 
 
 def main() -> None:
@@ -263,43 +292,53 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=None, help="of the sample; default drawn anew, and printed")
     parser.add_argument("--room", nargs="+", choices=list(ROOMS), default=list(ROOMS), help="folders (all)")
     parser.add_argument("--jobs", type=int, default=2, help="copies of the tree that are tested at once (2)")
-    parser.add_argument("--report", type=Path, default=ROOT / "runs" / "mutants.json", help="(runs/mutants.json)")
     options = parser.parse_args()
-    options.report = options.report.resolve()
     seed = random.randrange(10**6) if options.seed is None else options.seed
     chosen = sample(options.room, options.size, seed)
     python = sorted(path for folder in ("zoo", "tasks", "tests") for path in (ROOT / folder).rglob("*.py"))
     content = hashlib.sha256(b"".join(path.read_bytes() for path in python)).hexdigest()[:16]
-    measured = options.report.parent / "mutants-coverage" / content
-    measured.mkdir(parents=True, exist_ok=True)
-    mine, report = threading.local(), []
+    kept = ROOT / "runs" / "mutants" / content
+    kept.mkdir(parents=True, exist_ok=True)
+    record = kept / f"seed-{seed}.json"
+    report = json.loads(record.read_text()) if record.is_file() else {}
+    mine, writing = threading.local(), threading.Lock()
 
     def copy_tree() -> None:
         mine.copy = Path(tempfile.mkdtemp(dir=scratch), "tree")
         shutil.copytree(ROOT, mine.copy, ignore=shutil.ignore_patterns(*NOT_COPIED), symlinks=True)
 
-    def measure(path: str) -> Path:
-        part = measured / path.replace("/", "-").removesuffix(".py")
+    def measure(path: str, suite: str) -> Path:
+        part = kept / f"{path.replace('/', '-').removesuffix('.py')}-{suite.replace(' ', '-')}"
         if not part.with_suffix(".json").is_file():
-            output = run_tests(mine.copy, [path], Watch(part), 3600)
-            if output:  # tests that fail anyway would seem to see every error
-                raise RuntimeError(f"{path} fails without any error planted:\n{output}")
+            status = run_tests(mine.copy, suite, [path], Watch(part), 7200)
+            if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+                raise RuntimeError(f"{path} does not run:\n{(mine.copy / '.log').read_text()[-2000:]}")
         return part
 
+    def judge(mutant: Mutant, suite: str, executed: Executed) -> None:
+        one = test(mutant, mine.copy, suite, executed)
+        with writing:
+            report[str(mutant)] = one
+            record.with_suffix(".new").write_text(json.dumps(report, indent=1))
+            record.with_suffix(".new").replace(record)
+
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(options.jobs, initializer=copy_tree) as pool:
-        paths = sorted({path for room in options.room for path in ROOMS[room].split()})
-        try:
-            executed = Executed(list(tqdm(pool.map(measure, paths), total=len(paths), desc="coverage")))
-        except RuntimeError as error:
-            sys.exit(f"mutants.py: error: {error}")
-        found = pool.map(lambda mutant: test(mutant, mine.copy, executed), chosen)
-        for one in tqdm(found, total=len(chosen), desc=f"seed {seed}"):
-            report.append(one)
-            options.report.write_text(json.dumps(report, indent=1))
-    survivors = [one for one in report if not one["killed"]]
+        for number, suite in enumerate(SUITES):
+            passed = {key for key, one in report.items() if not one["killed"] and one["suite"] in SUITES[:number]}
+            left = [mutant for mutant in chosen if str(mutant) in passed or str(mutant) not in report]
+            paths = set().union(*map(room_tests, left))
+            paths = sorted(path for path in paths if not any(str(parent) in paths for parent in Path(path).parents))
+            try:
+                parts = pool.map(measure, paths, repeat(suite))
+                executed = Executed(list(tqdm(parts, total=len(paths), desc=f"coverage, {suite}")))
+            except RuntimeError as error:
+                sys.exit(f"mutants.py: error: {error}")
+            found = pool.map(judge, left, repeat(suite), repeat(executed))
+            list(tqdm(found, total=len(left), desc=f"seed {seed}, {suite}"))
+    survivors = [one for mutant in chosen if not (one := report[str(mutant)])["killed"]]
     for one in survivors:
         print(f"\n{one['file']}:{one['line']}\n- {one['text']}\n+ {one['becomes']}")
-    print(f"\n{len(report) - len(survivors)} of {len(report)} seen, seed {seed}; {options.report}")
+    print(f"\n{len(chosen) - len(survivors)} of {len(chosen)} seen, seed {seed}; {record}")
 
 
 if __name__ == "__main__":

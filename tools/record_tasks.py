@@ -14,10 +14,15 @@ import contextlib
 import importlib
 import importlib.util
 import io
+import itertools
 import json
+import random
+import re
 import sys
 import types
+from collections import defaultdict, deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +41,8 @@ SOURCES = {
     "s4": ("state-spaces/s4", "e757cef57d89e448c413de7325ed5601aceaac13"),
     "seq_icl": ("berlino/seq_icl", "9b9223d15348b5a415fb453ed988ed5f7ab9fbdc"),
     "in-context-learning": ("dtsip/in-context-learning", "338337192195827c58356f9b627e5f999ea703d2"),
+    "PhysicsLM4": ("facebookresearch/PhysicsLM4", "75806965208c55e9f7f2e2363d3793d2da75d2e4"),
+    "selectivbench": ("symseqbench/selectivbench", "54609fb00a9036b975e54d7f93e7c112cb7140f7"),
     "neural_networks_chomsky_hierarchy": (
         "google-deepmind/neural_networks_chomsky_hierarchy",
         "2b8eb4bee872acf5b637fcc672f01c06939dc4ef",
@@ -61,6 +68,8 @@ def load(file: Path, name: str) -> types.ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    # PhysicsLM4's files use these without importing them.
+    vars(module).update(random=random, deque=deque, defaultdict=defaultdict)
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
@@ -82,9 +91,17 @@ def upstream_module(checkouts: Path, repository: str, file: str) -> types.Module
         for package in ("src", "src.dataloaders"):
             stand_in(package)
         stand_in("src.dataloaders.base", SequenceDataset=object)
+    if repository == "selectivbench":
+        stand_in("symseqbench.seqbench.dataset.shd_ssc", SpikingDataset=None, SpeechCommands=None)
+        stand_in("symseqbench.symseq.markov_chain", MarkovChain=None)
+        stand_in("symseqbench.symseq.utils.metrics")
+        sys.path.insert(0, str(folder))
+        return importlib.import_module(file.removesuffix(".py").replace("/", "."))
     if repository == "neural_networks_chomsky_hierarchy":
         sys.path.insert(0, str(checkouts))
         return importlib.import_module(f"{repository}.{file.removesuffix('.py').replace('/', '.')}")
+    if repository == "PhysicsLM4":
+        stand_in("xlsxwriter")
     if repository == "in-context-learning":
         sys.path.insert(0, str(folder / "src"))
     return load(folder / file, f"upstream_{Path(file).stem}")
@@ -207,6 +224,8 @@ def _automata(module: types.ModuleType, rows: int) -> Examples:
 
 
 MAD_FILE = "mad/data/instances.py"
+LANO_FILE = "data-synthetic-pretrain/Lano-cfg/data_cfg.py"
+SELECTIVBENCH_FILE = "symseqbench/seqbench/seq_dataset.py"
 MQAR_FILE = "zoology/data/multiquery_ar.py"
 CHOMSKY = "neural_networks_chomsky_hierarchy"
 BASIC = {"vocab_size": 256, "input_seq_len": 64}
@@ -214,6 +233,135 @@ FIGURE_2 = {"vocab_size": 8192, "input_seq_len": 512, "num_kv_pairs": 64, "rando
 RECALL = {"vocab_size": 16, "seq_len": 128, "multi_query": True, "noise_vocab_size": 0}
 NOISY = RECALL | {"vocab_size": 32, "noise_vocab_size": 16, "frac_noise": 0.2}
 FUZZY = RECALL | {"k_motif_size": 3, "v_motif_size": 3}
+
+
+def _brevo(module: types.ModuleType, rows: int) -> Examples:
+    """Graphs of up to 70 nodes, without the token for the end; the labels are those of training."""
+    vars(module)["rng"], most = random.Random(SEED), 70
+    inputs = np.full((rows, 9 * (most - 2)), most + 2)
+    labels = np.full(inputs.shape, IGNORED)
+    for row in range(rows):
+        drawn = module.topsort_data(N=most)
+        tokens = [{9997: most, 9998: most + 1}.get(token, token - 1) for token in drawn[0][1:-1]]
+        inputs[row, -len(tokens) + 1 :] = tokens[:-1]
+        asked = np.array(drawn["label"][1:-2]) == 1
+        labels[row, -len(tokens) + 1 :][asked] = np.array(tokens[1:])[asked]
+    return inputs, labels
+
+
+def lano_sentences(module: types.ModuleType, grammar: str, rows: int) -> tuple[Any, list[list[int]]]:
+    """Return upstream's grammar, and sentences of the terminals 1, 2 and 3."""
+    file = Path(str(module.__file__)).with_name("configs") / f"{grammar}.json"
+    found, rng = module.CFG_Config.from_graph(file), random.Random(SEED)
+    return found, [found.generate_onedata_pure(rng) for _ in range(rows)]
+
+
+def _lano(module: types.ModuleType, rows: int, grammar: str) -> Examples:
+    """One sentence in a row, and the token that ours has before and behind it."""
+    _, sentences = lano_sentences(module, grammar, rows)
+    inputs = np.full((rows, max(map(len, sentences)) + 2), 3)
+    for row, sentence in zip(inputs, sentences, strict=True):
+        row[1 : len(sentence) + 1] = np.array(sentence) - 1
+    labels = np.full_like(inputs, IGNORED)
+    labels[:, :-1] = inputs[:, 1:]
+    return inputs, labels
+
+
+def lano_extras(module: types.ModuleType, grammar: str) -> dict[str, Any]:
+    """Return the rules, and of the shortest of 64 sentences the distributions of the next token, that of # first."""
+    found, sentences = lano_sentences(module, grammar, 64)
+    shortest = min(sentences, key=len)
+    laws, _ = found.solve_dp_prob_highprecision(shortest, debug=False)
+    rules = [[symbol.children for symbol in level] for level in found.all[:-1]]
+    return {"rules": rules, "sentence": shortest, "next token": np.round(laws, 6).tolist()}
+
+
+CAPO_SENTENCES = ("birthmonth", "birthcity", "university", "field", "company1name")
+"""The first fact of each sentence of a biography; that with the city of the employer is not ours."""
+
+
+def capo_sizes(module: types.ModuleType) -> dict[str, int]:
+    """Return the number of values of each field: of upstream's lists, for the date of birth as in the paper."""
+    fields = Path(str(module.__file__)).with_name("fields")
+
+    def listed(file: str) -> int:
+        return sum(bool(line.strip()) for line in (fields / f"{file}.txt").read_text(encoding="utf-8").splitlines())
+
+    names = {f"{name}_name": listed(f"{name}_name") for name in ("first", "middle", "last")}
+    birth = {"birthmonth": 12, "birthday": 28, "birthyear": 200, "birthcity": listed("city")}
+    return (
+        names | birth | {name: listed(name) for name in ("university", "field")} | {"company1name": listed("company")}
+    )
+
+
+def _capo(module: types.ModuleType, rows: int) -> Examples:
+    """Biographies of people of our own, by upstream's sentences; -1 is where one begins, their words are left out."""
+    random.seed(SEED)
+    sizes = capo_sizes(module)
+    inputs, labels = np.empty((rows, 15), dtype=np.int64), np.full((rows, 15), IGNORED)
+    for row in range(rows):
+        person = {name: f"<{name}:{random.randrange(size)}>" for name, size in sizes.items()}
+        text = module.get_text_simple3(person | {"id": row, "company1city": ""})
+        found = [(name, int(value)) for name, value in re.findall(r"<(\w+):(\d+)>", text)]
+        tokens = [token for name, value in found for token in ([-1] if name in CAPO_SENTENCES else []) + [value]]
+        facts = [place for place, token in enumerate(tokens) if token >= 0 and place > 2]
+        inputs[row], labels[row, np.array(facts) - 1] = tokens, np.array(tokens)[facts]
+    return inputs, labels
+
+
+def _selectivbench(module: types.ModuleType, rows: int, longest_gap: float, **gaps: Any) -> Examples:
+    """64 positions of 8 letters with 4 states each; a tenth of a gap is a position.
+
+    Each row has a grammar of its own; those whose starts share a letter are left out.
+    """
+    utils, n_symbols, n_states = importlib.import_module("symseqbench.seqbench.utils"), 8, 4
+    kept: list[tuple[np.ndarray, np.ndarray]] = []
+    for seed in itertools.count(1):
+        if len(kept) == rows:
+            break
+        grammar = {"alphabet_size": n_symbols + 1, "ambiguities": n_symbols, "ambiguity_depth": n_states}
+        config = {
+            "gramm": grammar | {"initial_states": 4, "transition_density": 0.4},
+            "vocab_size": n_symbols + 1,
+            "seq_len_min": 1,
+            "seq_len_max": 200,
+            "combine_sequences": True,
+            "combined_seq_length": 64,
+            "duration": {"dist": "uniform", "params": {"low": 0.1, "high": longest_gap}},
+            "timestep": 0.1,
+            "inp_enc": "one_hot",
+            "do_classify": True,
+            "target_prob_generator": "restricted",
+            "noise": 0,
+            "read_from_file": False,
+            "dataset_output_dir": "",
+            "base_dataset_path": "",
+            "dataset_size": 1,
+            "seed": seed,
+        }
+        dataset = module.create_seq_dataset_from_config(utils.prepare_config(utils.Config(config | gaps)), "train")
+        if len({start[0] for start in dataset.gs.sequencer.start_symbols}) < 4:
+            continue
+        data, target, *_ = dataset[1]
+        token, state = data[:64].argmax(axis=1) - 1, target[:64].long() - 1
+        token, state = (np.where(x < 0, end, x) for x, end in ((token, n_symbols), (state, n_symbols * n_states)))
+        kept.append((np.where(data[:64].sum(axis=1) > 0, token, n_symbols + 1), state))
+    inputs, labels = zip(*kept, strict=True)
+    return np.stack(inputs), np.stack(labels)
+
+
+def _mano(module: types.ModuleType, rows: int) -> Examples:
+    rng, m, longest = random.Random(SEED), 23, 10
+    sizes = list(range(1, longest + 1))
+    inputs, labels = np.full((rows, 2 * longest + 2), m + 4), np.empty(rows, dtype=np.int64)
+    for row in range(rows):
+        _, _, *expression, _, answer = module.encode_pure_arithmetic(rng, qids=sizes, lens=sizes, ops=["+", "-", "*"])
+        # An operator has two names, four apart.
+        written = [token - 5000 if token >= 5000 else m + (token - 1) % 4 for token in expression]
+        inputs[row, -len(written) - 1 :] = [*written, m + 3]
+        labels[row] = answer - 5000
+    return inputs, labels
+
 
 GENERATORS: dict[str, tuple[str, str, Draw]] = {
     "mqar-basic": ("zoology", MQAR_FILE, by_zoology("multiquery_ar", num_kv_pairs=4, **BASIC)),
@@ -249,6 +397,17 @@ GENERATORS: dict[str, tuple[str, str, Draw]] = {
     "even_pairs": (CHOMSKY, "tasks/regular/even_pairs.py", by_chomsky("EvenPairs", 40)),
     "cycle_navigation": (CHOMSKY, "tasks/regular/cycle_navigation.py", by_chomsky("CycleNavigation", 40)),
     "modular_arithmetic": (CHOMSKY, "tasks/regular/modular_arithmetic.py", by_chomsky("ModularArithmetic", 40)),
+    "brevo": ("PhysicsLM4", "data-synthetic-pretrain/Brevo/brevo.py", _brevo),
+    "lano-cfg3f": ("PhysicsLM4", LANO_FILE, partial(_lano, grammar="cfg3f")),
+    "lano-cfg3k": ("PhysicsLM4", LANO_FILE, partial(_lano, grammar="cfg3k")),
+    "capo": ("PhysicsLM4", "data-synthetic-pretrain/Capo-bioS-bioR/Capo-bioS-bioR.py", _capo),
+    "mano": ("PhysicsLM4", "data-synthetic-pretrain/Mano/mano.py", _mano),
+    "selectivbench-blanks": ("selectivbench", SELECTIVBENCH_FILE, partial(_selectivbench, longest_gap=1.0)),
+    "selectivbench-distractors": (
+        "selectivbench",
+        SELECTIVBENCH_FILE,
+        partial(_selectivbench, longest_gap=0.3, gap_prob=0.5, gap_start=10, add_nongramm_gap=True),
+    ),
     "in_context_regression": ("in-context-learning", "src/tasks.py", _regression),
     "stacked_mqar": ("zoology", "zoology/data/stacked_mqar.py", _stacked),
     "automata": ("seq_icl", "src/dataloaders/dfa.py", _automata),
@@ -272,7 +431,13 @@ def record(name: str, checkouts: Path) -> dict[str, Any]:
     about = {"repository": address, "commit": commit, "file": file, "seed": SEED, "rows": made}
     found |= {what: counts(numbers) for what, numbers in SUMMARIES[name](inputs, labels).items()}
     record = {"about": about, "rows that ask for what they never showed": made - len(inputs), "counts": found}
-    if labels.dtype.kind == "i":
+    if name.startswith("lano"):
+        record |= lano_extras(upstream_module(checkouts, repository, file), name.partition("-")[2])
+    elif name.startswith("selectivbench"):
+        pass  # the commonest state is another in each grammar
+    elif name == "capo":
+        record["sizes"] = capo_sizes(upstream_module(checkouts, repository, file))
+    elif labels.dtype.kind == "i":
         share = np.unique(labels[labels != IGNORED], return_counts=True)[1] / (labels != IGNORED).sum()
         # What the best constant guess scores: MAD's accuracy averages over the classes that there are.
         record["constant guess"] = {"micro": round(float(share.max()), 8), "macro": round(1 / len(share), 8)}

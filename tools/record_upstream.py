@@ -3,7 +3,8 @@
     python tools/record_upstream.py CHECKOUTS [NAME ...]
 
 CHECKOUTS holds a clone of each repository in `SOURCES`, under its key and at its commit. Install einops, triton,
-transformers, pytest (imported by flash-linear-attention and mamba), jax, flax (minimal-LRU, S5) and equinox (linoss).
+transformers, pytest (imported by flash-linear-attention and mamba), jax, flax (minimal-LRU, S5), equinox (linoss) and
+what titans-pytorch depends on.
 
 Layers are the authors' modules. Where one calls a CUDA or Triton kernel, the plain Python reference of the same
 repository replaces the kernel, and float64 replaces float32. Each record is made in its own process.
@@ -47,6 +48,7 @@ SOURCES = {
     "xlstm": ("NX-AI/xlstm", "032a6fb8ee19a8c0db80ae6111ff4744a09414a9"),
     "zoology": ("HazyResearch/zoology", "d88d6f5474f36998d82d5c3bd58a190248d0a669"),
     "fast-transformers": ("idiap/fast-transformers", "2ad36b97e64cb93862937bd21fcc9568d989561f"),
+    "titans-pytorch": ("lucidrains/titans-pytorch", "cc016ebca455a003749be4cab715acd88fea4d38"),
     "MoBA": ("MoonshotAI/MoBA", "61e456bc956c5a25fd9c84e5496b661329cb1b72"),
     "attention_with_linear_biases": (
         "ofirpress/attention_with_linear_biases",
@@ -110,6 +112,27 @@ def gated_linear_attention() -> tuple[nn.Module, Run]:
     file.FusedRMSNormGated = _GatedNorm
     module = file.GatedLinearAttention(hidden_size=8, num_heads=2, gate_low_rank_dim=3)
     return module, lambda x: (module(x)[0], state)
+
+
+@layer("log_linear_ssd", FLA, "fla/layers/log_linear_mamba2.py", "fla/ops/log_linear_attn/naive.py")
+def log_linear_ssd() -> tuple[nn.Module, Run]:
+    """Make a layer with a tree of 8 levels, which holds 128 positions, and two groups of keys."""
+    file, naive = _fla("layers.log_linear_mamba2"), _fla("ops.log_linear_attn.naive").naive_log_linear_attn
+    file.MAX_NUM_LEVELS, norm = 8, _fla("modules.layernorm_gated").rms_norm_ref
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, g: Tensor, level_scales: Tensor, **_: Any) -> tuple[Tensor, None]:
+        q, k = (t.repeat_interleave(v.shape[2] // t.shape[2], 2) for t in (q, k))
+        return naive(q, k, v, g, level_scales), None
+
+    def conv(x: Tensor, weight: Tensor, bias: Tensor, **_: Any) -> Tensor:
+        return F.silu(F.conv1d(F.pad(x, (3, 0)), weight.unsqueeze(1), bias, groups=len(weight)))
+
+    file.chunk_log_linear_attn, file.rmsnorm_fn, file.causal_conv1d_fn = kernel, norm, conv
+    _fla("modules.layernorm_gated").rmsnorm_fn = norm
+    options = {"state_size": 3, "n_groups": 2, "use_conv_bias": True, "use_bias": False}
+    module = file.LogLinearMamba2(hidden_size=4, num_heads=4, head_dim=2, **options)
+    module.causal_conv1d_fn = conv
+    return module, lambda x: (module.cuda_kernels_forward(x)[0], {})
 
 
 @layer("gsa", FLA, "fla/layers/gsa.py", "fla/ops/gsa/naive.py")
@@ -222,6 +245,47 @@ def mesa_net() -> tuple[nn.Module, Run]:
     return module, run
 
 
+@layer("titans", "titans-pytorch", "titans_pytorch/neural_memory.py", "titans_pytorch/memory_models.py")
+def titans() -> tuple[nn.Module, Run]:
+    """Its memory one matrix, which starts at zero, a gradient step per position, queries and keys of length one."""
+    file = importlib.import_module("titans_pytorch.neural_memory")
+    module = file.NeuralMemory(
+        dim=6,
+        dim_head=3,
+        heads=2,
+        chunk_size=1,
+        batch_size=1,
+        model=file.MemoryMLP(3, depth=1),
+        activation=nn.SiLU(),
+        default_step_transform_max_lr=3 / 2,  # its loss is the mean of 3 squares, the paper's half their sum
+        pre_rmsnorm=False,
+        post_rmsnorm=True,
+        mem_model_norm_add_residual=False,
+    )
+    for name, held in (("memory_model", module.memory_model), ("memory_model_parameters", [torch.zeros(2, 3, 3)])):
+        delattr(module, name)
+        module.__dict__[name] = held  # no parameters: the start of the memory is not learned
+    module.q_norm, module.k_norm = _Unit(3**-0.5), _Unit(1.0)
+    module.multihead_rmsnorm = file.MultiheadRMSNorm(3, 1)  # one weight for both heads
+    module.multihead_rmsnorm.rmsnorm.eps = 1e-5
+
+    def run(x: Tensor) -> tuple[Tensor, State]:
+        y, memory = module(x)
+        S, Z = (t["weights.0"].view(len(x), 2, 3, 3) for t in memory.states)
+        return y, {"S": S, "Z": Z}
+
+    return module, run
+
+
+class _Unit(nn.Module):
+    def __init__(self, length: float) -> None:
+        super().__init__()
+        self.length = length
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.length * _unit(x)
+
+
 @layer("delta_product", FLA, "fla/layers/gated_deltaproduct.py", "fla/ops/gated_delta_product/naive.py")
 def delta_product() -> tuple[nn.Module, Run]:
     naive = _fla("ops.gated_delta_product.naive").naive_recurrent_gated_delta_product
@@ -240,10 +304,7 @@ def delta_product() -> tuple[nn.Module, Run]:
 
 @layer("retnet", FLA, "fla/layers/multiscale_retention.py", "fla/ops/retention/naive.py", "fla/modules/rotary.py")
 def retnet() -> tuple[nn.Module, Run]:
-    rotary = _fla("modules.rotary")
-    rotary.rotary_embedding = lambda x, cos, sin, **_: rotary.rotary_embedding_ref(
-        x, cos[: x.shape[1]], sin[: x.shape[1]]
-    )
+    _rotate_by_reference()
     file, naive = _fla("layers.multiscale_retention"), _fla("ops.retention.naive").naive_retention
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> tuple[Tensor, None]:
@@ -253,6 +314,33 @@ def retnet() -> tuple[nn.Module, Run]:
     file.FusedRMSNormGated = _GatedNorm
     module = file.MultiScaleRetention(hidden_size=8, num_heads=2)
     return module, lambda x: (module(x)[0], {})
+
+
+@layer("rwkv6", FLA, "fla/layers/rwkv6.py", "fla/modules/token_shift.py", "fla/ops/rwkv6/recurrent_naive.py")
+def rwkv6() -> tuple[nn.Module, Run]:
+    file, naive = _fla("layers.rwkv6"), _fla("ops.rwkv6.recurrent_naive").naive_recurrent_rwkv6
+    shift, state = _fla("modules.token_shift").token_shift_ref, {}
+
+    def kernel(r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+        given = (t.transpose(1, 2) for t in (r, k, v, w))
+        y, state["S"] = naive(*given, u, scale=1.0, output_final_state=True)
+        return y.transpose(1, 2), state["S"]
+
+    def shifted(x: Tensor, *_: Any) -> Tensor:
+        state["last"] = x[:, -1:]
+        return shift(x)
+
+    class Norm(nn.GroupNorm):
+        def __init__(self, groups: int, width: int, eps: float, **_: Any) -> None:
+            super().__init__(groups, width, eps)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.flatten(0, 1)).view_as(x)
+
+    file.fused_recurrent_rwkv6 = file.chunk_rwkv6 = kernel
+    file.token_shift, file.GroupNorm, file.ACT2FN = shifted, Norm, {"swish": F.silu}
+    module = file.RWKV6Attention(hidden_size=8, num_heads=2, proj_low_rank_dim=3, gate_low_rank_dim=5, layer_idx=0)
+    return module, lambda x: (module(x)[0], state)
 
 
 RWKV = ("fused_addcmul", "fused_k_update", "gate_output_correction")
@@ -320,6 +408,24 @@ def path_attention() -> tuple[nn.Module, Run]:
     file.l2_norm = lambda w, **_: _unit(w)
     module = file.PaTHAttention(hidden_size=8, num_heads=4, num_kv_heads=2, use_forget_gate=True)
     return module, lambda x: (module(x)[0], {**state, "conv": module.w_conv1d.last})
+
+
+@layer("deltaformer", FLA, "fla/layers/deltaformer.py", "fla/ops/deltaformer/naive.py")
+def deltaformer() -> tuple[nn.Module, Run]:
+    _rotate_by_reference()
+    file, naive = _fla("layers.deltaformer"), _fla("ops.deltaformer.naive")
+    state, attend = {}, naive.naive_causal_attention_bhtd
+
+    def second_stage(q: Tensor, k: Tensor, u: Tensor) -> Tensor:
+        state.update(k=k, u=u)
+        return attend(q, k, u)
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, **_: Any) -> Tensor:
+        return naive.naive_deltaformer_attn(q, k, v, beta.clamp(-1, 1))  # as the zoo bounds it
+
+    naive.naive_causal_attention_bhtd, file.deltaformer_attn = second_stage, kernel
+    module = file.DeltaFormerAttention(hidden_size=8, num_heads=2, rope_theta=50.0)
+    return module, lambda x: (module(x)[0], state)
 
 
 @layer("mlstm", "xlstm", *(f"xlstm/blocks/mlstm/{name}.py" for name in ("layer", "cell", "backends")))
@@ -487,10 +593,8 @@ def differential_attention() -> tuple[nn.Module, Run]:
 
 @layer("nsa", FLA, "fla/layers/nsa.py", "fla/ops/nsa/naive.py")
 def nsa() -> tuple[nn.Module, Run]:
-    rotary, naive = _fla("modules.rotary"), _fla("ops.nsa.naive")
-    rotary.rotary_embedding = lambda x, cos, sin, **_: rotary.rotary_embedding_ref(
-        x, cos[: x.shape[1]], sin[: x.shape[1]]
-    )
+    _rotate_by_reference()
+    naive = _fla("ops.nsa.naive")
     state: State = {}
 
     def softmax(t: Tensor, dim: int) -> Tensor:  # as theirs, but its gradient is no NaN where a row sees nothing
@@ -532,6 +636,27 @@ def mla() -> tuple[nn.Module, Run]:
         cache = importlib.import_module("transformers").DynamicCache()
         y = module(x, turned(x, torch.arange(x.shape[1])[None]), _causal(x), past_key_values=cache)[0]
         return y, {"c": cache.layers[0].keys, "k": cache.layers[0].values}
+
+    return module, run
+
+
+@layer("dsa", "transformers", "models/deepseek_v32/modeling_deepseek_v32.py")
+def dsa() -> tuple[nn.Module, Run]:
+    """Make a layer with eight heads of the index: with fewer, many positions have an index of zero, in no order."""
+    latents = {"q_lora_rank": 5, "kv_lora_rank": 6, "qk_nope_head_dim": 3, "v_head_dim": 3, "qk_rope_head_dim": 4}
+    index = {"index_topk": 3, "index_n_heads": 8, "index_head_dim": 6}
+    parameters = {"rope_type": "default", "rope_theta": 50.0}
+    sizes = {"num_key_value_heads": 4, "head_dim": 4, "rope_parameters": parameters}
+    module = _transformers("DeepseekV32", "deepseek_v32", **latents, **index, **sizes)
+    file = importlib.import_module("transformers.models.deepseek_v32.modeling_deepseek_v32")
+    turned = file.DeepseekV32RotaryEmbedding(module.config)
+
+    def run(x: Tensor) -> tuple[Tensor, State]:
+        cache = importlib.import_module("transformers").DynamicCache(config=module.config)
+        positions = torch.arange(x.shape[1])[None]
+        y = module(x, turned(x, positions), _causal(x), past_key_values=cache, position_ids=positions)[0]
+        (held,) = cache.layers
+        return y, {"c": held.keys, "k": held.values, "index": held.indexer_keys}
 
     return module, run
 
@@ -621,6 +746,14 @@ def _fla(name: str) -> Any:
     triton = importlib.import_module("triton")
     triton.autotune = triton.heuristics = lambda *_, **__: lambda kernel: kernel
     return importlib.import_module(f"fla.{name}")
+
+
+def _rotate_by_reference() -> None:
+    """Let flash-linear-attention's rotary module, a Triton kernel, call the reference in its file."""
+    rotary = _fla("modules.rotary")
+    rotary.rotary_embedding = lambda x, cos, sin, **_: rotary.rotary_embedding_ref(
+        x, cos[: x.shape[1]], sin[: x.shape[1]]
+    )
 
 
 def _with_naive_gla(name: str) -> tuple[Any, State]:
@@ -742,7 +875,7 @@ def record_layer(name: str, checkouts: Path) -> None:
             x.requires_grad_()
             y, state = run(x)
             dy = torch.randn(y.shape)
-            grads = torch.autograd.grad(y, [x, *weights.values()], dy)
+            grads = torch.autograd.grad(y, [x, *weights.values()], dy, materialize_grads=True)
             arrays = {"x": x, "y": y, "dy": dy, "dx": grads[0]}
             arrays |= {f"weight.{key}": weight for key, weight in weights.items()}
             arrays |= {f"grad.{key}": grad for key, grad in zip(weights, grads[1:], strict=True)}

@@ -7,12 +7,22 @@ each task and all public names is made anew. Links follow; one to a file that is
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from lab.view.cells import task_names
+from lab.view.leaderboard import Board, as_data, groups_of
+from tools.blocks import BLOCK, NAMED
+from zoo.registry import MIXERS
+from zoo.report.files import read_json
+from zoo.report.page import render
+from zoo.report.plots import look_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
@@ -31,12 +41,17 @@ def main() -> int:
         (PAGES / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, PAGES / name)
     shutil.copy(ROOT / "README.md", PAGES / "index.md")
-    gallery = (ROOT / "tools" / "gallery.html").read_text(encoding="utf-8")
-    data = (PAGES / "gallery.json").read_text(encoding="utf-8").replace("</", "<\\/")
-    (PAGES / "gallery.html").write_text(gallery.replace("/*DATA*/", data), encoding="utf-8")
+    (PAGES / "gallery.html").write_text(gallery(), encoding="utf-8")
+    (PAGES / "gallery.json").unlink()  # it is in the page
     (PAGES / "api.md").write_text(api(), encoding="utf-8")
     for page in PAGES.rglob("*.md"):
         page.write_text(with_links(page), encoding="utf-8")
+    for page in (PAGES / "tutorials").glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        page.with_suffix(".ipynb").write_text(notebook(text), encoding="utf-8")
+        title, _, rest = text.partition("\n")
+        link = f"[This page as a notebook]({page.stem}.ipynb), to be opened in the folder of the clone."
+        page.write_text(f"{title}\n\n{link}\n{rest}", encoding="utf-8")
     program = Path(sys.executable).with_name("zensical")
     status = subprocess.run([program, "build", "--strict"], cwd=ROOT, check=False).returncode
     # What a search from disk needs is asked of a server: it is put beside the pages (iframe-worker 1.0.4, MIT).
@@ -46,6 +61,44 @@ def main() -> int:
         here = os.path.relpath(SITE / "assets/shim.js", page.parent)
         page.write_text(text.replace("https://unpkg.com/iframe-worker/shim", here), encoding="utf-8")
     return status
+
+
+def notebook(text: str) -> str:
+    """Return a tutorial as a notebook: blocks that run are its cells, with the outputs that the page shows."""
+    cells, end = [], 0
+
+    def add(kind: str, source: str, **more: Any) -> None:
+        cells.append({"cell_type": kind, "id": f"cell{len(cells)}", "metadata": {}, "source": source.strip(), **more})
+
+    for block in BLOCK.finditer(text):
+        add("markdown", text[end : block.start()])
+        language, code, output = block.groups()
+        if named := NAMED.match(code):
+            code = f"%%writefile {named[1]}\n{code}"
+        elif language == "sh":
+            code = f"%%bash\n{code}"
+        shown = [{"output_type": "stream", "name": "stdout", "text": output}] if output else []
+        add("code", code, execution_count=None, outputs=shown)
+        end = block.end()
+    add("markdown", text[end:])
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    return json.dumps({"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}, indent=1)
+
+
+def gallery() -> str:
+    """Return the page of the gallery, with the scores of the leaderboard."""
+    data, board = read_json(PAGES / "gallery.json"), as_data(groups_of(Board(ROOT / "docs").shown, task_names()))
+    scores = {mixer["name"]: mixer["cells"] for mixer in board["mixers"]}
+    items = [
+        item
+        | {
+            "scores": scores.get(name := item["name"], {}),
+            "look": look_of(name)._asdict(),
+            "models": MIXERS.entry(name).models,
+        }
+        for item in data["items"]
+    ]
+    return render(ROOT / "tools" / "gallery.html", explorer=data | {"items": items, "tasks": board["tasks"]})
 
 
 def api() -> str:

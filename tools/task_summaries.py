@@ -5,8 +5,10 @@ A number per row, so that the numbers are independent draws and two histograms c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -156,6 +158,18 @@ def selective(inputs: np.ndarray, labels: np.ndarray, blank: int, n_copied: int)
     }
 
 
+def capo(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
+    """Summarise biographies, as the number of each token among those of its kind; a sentence's word is -1."""
+    kinds = ["first", "middle", "last", "", "month", "day", "year", "", "city", "", "university", "", "field", ""]
+    sizes = [400, 400, 1000, 1, 12, 28, 200, 1, 200, 1, 300, 1, 100, 1, 263]
+    columns = zip([*kinds, "employer"], sizes, inputs.T, strict=True)
+    words = (inputs == -1) * 2 ** np.arange(inputs.shape[1])
+    return asked(labels) | {
+        **{kind: binned(column, size) for kind, size, column in columns if kind},
+        "places of the words": words.sum(axis=1),
+    }
+
+
 def copying(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
     """Count tokens, blanks and markers."""
     marker = inputs.max(axis=1)
@@ -223,6 +237,111 @@ def cycle_navigation(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
         "answer": labels,
         "wrong answers": ((inputs - 1).sum(axis=1) % 5 != labels).astype(int),
     }
+
+
+def brevo(inputs: np.ndarray, labels: np.ndarray, n_names: int) -> Numbers:
+    """Summarise graphs, and the orders that training labels."""
+    numbers = []
+    for row, label in zip(inputs.tolist(), labels.tolist(), strict=True):
+        question, blanks = row.index(n_names), row.count(n_names + 2)
+        goal, listed = row[question + 1], [*row[question + 3 :], label[-1]]
+        written = list(zip(row[blanks:question:2], row[blanks + 1 : question : 2], strict=True))
+        parents: dict[int, list[int]] = {node: [] for edge in written for node in edge}
+        for parent, child in written:
+            parents[child].append(parent)
+        depth: dict[int, int] = {}
+        for node in listed:
+            depth[node] = 1 + min(depth[parent] for parent in parents[node]) if parents[node] else 0
+        leaves = [node for node in listed if not parents[node]]
+        first, last = written[0], max(at for at, edge in enumerate(written) if edge[1] == goal)
+        numbers.append(
+            {
+                "edges": len(written),
+                "nodes with edges": len(parents),
+                "nodes without parents": sum(not found for found in parents.values()),
+                "nodes to be listed": len(listed),
+                "labels": sum(each != IGNORED for each in label),
+                "of them without parents": len(leaves),
+                "depth": depth[goal],
+                "greatest depth": max(depth.values()),
+                "parents of the one asked about": len(parents[goal]),
+                "most children": max(sum(edge[0] == node for edge in written) for node in parents),
+                "edges with the first parent": sum(edge[0] == first[0] for edge in written),
+                "place of the last edge to the one asked about": len(written) - last,
+                "nodes between the first and its first child": next(
+                    at for at, node in enumerate(listed) if listed[0] in parents[node]
+                ),
+                "depth of the second": depth[listed[1]],
+                "the one asked about": binned(np.array(goal), n_names),
+                "first edge's parent": binned(np.array(first[0]), n_names),
+                "last that is listed before": binned(np.array(listed[-2]), n_names),
+            }
+        )
+    return {what: np.array([found[what] for found in numbers]) for what in numbers[0]}
+
+
+def lano(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
+    """Summarise the first sentence of each row: the tokens 0, 1 and 2 between two 3."""
+    sentences = [row[1 : row.index(3, 1)] for row in inputs.tolist()]
+    texts = ["".join(map(str, sentence)) for sentence in sentences]
+    numbers = {
+        "tokens": [len(text) // 16 for text in texts],
+        "first four tokens": [int(text[:4], 3) for text in texts],
+        "last four tokens": [int(text[-4:], 3) for text in texts],
+        "four tokens in the middle": [int(text[len(text) // 2 :][:4], 3) for text in texts],
+        "zeros in a thousand tokens": [1000 * text.count("0") // len(text) // 20 for text in texts],
+        "ones in a thousand tokens": [1000 * text.count("1") // len(text) // 20 for text in texts],
+        "different words of four tokens": [len({text[i : i + 4] for i in range(len(text) - 3)}) for text in texts],
+        "longest run": [max(len(run) for run in re.findall("0+|1+|2+", text)) for text in texts],
+        "times that the first six tokens come": [text.count(text[:6]) for text in texts],
+    }
+    return {what: np.array(found) for what, found in numbers.items()}
+
+
+def mano(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
+    """Summarise expressions in prefix notation modulo 23 and answers, (rows,)."""
+    operators = (inputs >= 23) & (inputs < 26)
+    begin = (inputs == 27).sum(axis=1)
+    second = np.take_along_axis(operators, begin[:, None] + 1, axis=1)[:, 0]
+    return {
+        "operators": operators.sum(axis=1),
+        "products": (inputs == 25).sum(axis=1),
+        "differences": (inputs == 24).sum(axis=1),
+        "zeros": (inputs == 0).sum(axis=1),
+        "first argument is a number": (~second).astype(int),
+        "trailing numbers": np.logical_and.accumulate(~operators[:, -2::-1], axis=1).sum(axis=1),
+        "answer": labels,
+    }
+
+
+def selectivbench(inputs: np.ndarray, labels: np.ndarray, n_symbols: int, n_states: int) -> Numbers:
+    """Summarise rows that have a grammar each; distractors behind the end of a string are left out."""
+    end, blank = n_symbols * n_states, n_symbols + 1
+    numbers = []
+    for tokens, states in zip(inputs.tolist(), labels.tolist(), strict=True):
+        moves = [(a, b) for a, b in pairwise(states) if a != b]
+        letters = [state // n_states for state in states]
+        wrong = [i for i, token in enumerate(tokens) if token not in (blank, letters[i]) and states[i] != end]
+        runs = [len(run) for run in "".join("_" if token == blank else " " for token in tokens).split()]
+        numbers.append(
+            {
+                "first letter": tokens[0],
+                "different states": len(set(states)),
+                "different moves": len(set(moves)),
+                "positions of the commonest state": max(map(states.count, states)),
+                "positions of the commonest letter": max(map(letters.count, letters)) // 2,
+                "moves to the end": sum(b == end for _, b in moves),
+                "first end": states.index(end) // 4 if end in states else -1,
+                "blanks": len(tokens) - sum(token != blank for token in tokens),
+                "first blank": tokens.index(blank) if blank in tokens else -1,
+                "longest gap of blanks": max(runs, default=0),
+                "wrong letters": len(wrong),
+                "first wrong letter": wrong[0] // 4 if wrong else -1,
+                "wrong ends": sum(tokens[i] == n_symbols for i in wrong),
+                "different letters behind the first state": len({b // n_states for a, b in moves if a == states[0]}),
+            }
+        )
+    return {what: np.array([found[what] for found in numbers]) for what in numbers[0]}
 
 
 def modular_arithmetic(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
@@ -309,6 +428,7 @@ SUMMARIES: dict[str, Summary] = {
     "noisy_recall": partial(recall, n_keys=8, noise=16),
     "fuzzy_recall": partial(fuzzy, n_keys=7, padding=15),
     "fuzzy_recall-train": partial(fuzzy, n_keys=7, padding=15),
+    "capo": capo,
     "memorization": memorization,
     "compression": partial(compression, n_tokens=31),
     "selective_copying": partial(selective, blank=14, n_copied=16),
@@ -318,13 +438,28 @@ SUMMARIES: dict[str, Summary] = {
     "even_pairs": even_pairs,
     "cycle_navigation": cycle_navigation,
     "modular_arithmetic": modular_arithmetic,
+    "brevo": partial(brevo, n_names=70),
+    "lano-cfg3f": lano,
+    "lano-cfg3k": lano,
+    "mano": mano,
     "in_context_regression": regression,
+    "selectivbench-blanks": partial(selectivbench, n_symbols=8, n_states=4),
+    "selectivbench-distractors": partial(selectivbench, n_symbols=8, n_states=4),
     "stacked_mqar": partial(stacked, n_pairs=16, n_passes=2),
     "automata": partial(automata, separator=18),
 }
 """The statistics of each record."""
 
-ROWS = {"mqar-figure2": 2048, "delay": 2048, "in_context_regression": 2048, "automata": 2048}
+ROWS = {
+    "brevo": 4096,
+    "lano-cfg3k": 1024,
+    "selectivbench-blanks": 1024,
+    "selectivbench-distractors": 1024,
+    "mqar-figure2": 2048,
+    "delay": 2048,
+    "in_context_regression": 2048,
+    "automata": 2048,
+}
 USUAL_ROWS = 8192
 """Number of examples, of theirs and of ours."""
 

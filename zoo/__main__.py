@@ -162,7 +162,12 @@ def _declare_heads(parser: Parser) -> None:
         help="count functional heads by cutting layers; default auto: unless that needs over 15 minutes on two cores",
     )
     number("--processes", help="that share the layers, each with memory of its own; default: the cores")
-    add("--html", type=Path, metavar="PAGE", help="write a page with the plots")
+    add(
+        "--html",
+        type=Path,
+        metavar="PAGE",
+        help="write a page on which to explore the layers",
+    )
     add("--json", type=Path, metavar="FILE", help="write all that was measured")
     parser.set_defaults(run=_heads)
 
@@ -349,6 +354,7 @@ def _heads(arguments: argparse.Namespace) -> int:
             found.score,
             progress=lambda row, quantity: advance(f"{row}: {quantity}"),
             processes=processes,
+            explore=arguments.html is not None,
         )
     reading = Reading(arguments.model, found.where, found.scored if cut else "", found.chance)
     print_page(model_heads_page(rows, reading), console)

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from zoo.blocks import Autoencoder, Canon, Experts, ResidualBlock, RMSNorm, ShortConv, Stack
+from zoo.blocks import ROUTERS, Autoencoder, Canon, Experts, ResidualBlock, RMSNorm, ShortConv, Stack
 from zoo.errors import unknown
 from zoo.modules import no_weight_decay
 from zoo.ops.activation import tanh
 from zoo.ops.time import Lengths, as_lengths
 from zoo.pretrained import Pretrained
 from zoo.registry import create_layers
+from zoo.sharing import CacheReader, SharedCache, SharedTransformer
 from zoo.validate import require_choice, require_positive
 
 BackboneKind = Literal["residual", "bare"]
-BLOCK_OPTIONS = [
-    name for name in inspect.signature(ResidualBlock).parameters if name not in ("mixer", "norm_eps", "canon")
-]
+BLOCK_OPTIONS = sorted(
+    {name for kind in (ResidualBlock, *ROUTERS.values()) for name in signature(kind).parameters}
+    - {"mixer", "d_model", "norm_eps", "canon", "experts", "options"}
+)
 
 
 class Backbone(Pretrained):
@@ -55,13 +57,17 @@ class Backbone(Pretrained):
         norm_eps: epsilon of the residual backbone's norms.
         blocks: options of each layer's `ResidualBlock` by itself, such as `{"d_channel": 128, "channel": "relu2"}`, in
             place of d_channel, n_experts, top_k, expert_period and expert_offset.
+        shared: options of a `zoo.sharing.SharedTransformer`, a transformer that several layers read (Zamba2), such as
+            `{"layers": [2, 5], "lora_rank": 8, "attention": {"n_heads": 4}}`.
+        shared_cache: the last `upper` layers attend to one cache that the layers below make (YOCO,
+            `zoo.sharing.SharedCache`), with the options of a `CacheReader`: `{"upper": 4, "n_heads": 4}`.
         embedding_scale: factor of the embeddings (Gemma, Granite, Falcon-H1).
         logit_cap: outputs y become logit_cap tanh(y / logit_cap) (Griffin, xLSTM 7B); default no bound.
 
     Raises:
         ValueError: sizes that are not positive, both or neither of vocab_size and d_input, unknown names or options,
-            experts where no layer has a channel mixer for them, Canon layers where they have no place, a decoder after
-            experts or the bare backbone.
+            experts where no layer has a channel mixer for them, Canon layers where they have no place, a decoder or
+            shared parts with experts, with each other, or in the bare backbone.
     """
 
     def __init__(
@@ -84,6 +90,8 @@ class Backbone(Pretrained):
         expert_offset: int = 1,
         norm_eps: float = 1e-5,
         blocks: Sequence[Mapping[str, Any]] | None = None,
+        shared: Mapping[str, Any] | None = None,
+        shared_cache: Mapping[str, Any] | None = None,
         embedding_scale: float = 1.0,
         logit_cap: float | None = None,
     ) -> None:
@@ -102,10 +110,16 @@ class Backbone(Pretrained):
         if logit_cap is not None and not 0 < logit_cap < math.inf:
             raise ValueError(f"logit_cap must be positive and finite, got {logit_cap}")
         self.embedding_scale, self.logit_cap = embedding_scale, logit_cap
-        if decode_from and backbone == "bare":
-            raise ValueError("a decoder has norms: decode_from needs backbone=residual")
-        if decode_from and (n_experts or any(options.get("n_experts") for options in blocks or ())):
-            raise ValueError("experts share the work of all positions: decode_from needs n_experts=0")
+        parts = {"decode_from": decode_from, "shared": shared, "shared_cache": shared_cache}
+        parts = [name for name, given in parts.items() if given not in (None, 0)]
+        if len(parts) > 1:
+            raise ValueError(f"{' and '.join(parts)} cannot be combined")
+        if parts and backbone == "bare":
+            raise ValueError(f"{parts[0]} brings norms: it needs backbone=residual")
+        if shared_cache is not None and canon != "none":
+            raise ValueError("shared_cache cannot be combined with canon")
+        if parts and (n_experts or any(options.get("n_experts") for options in blocks or ())):
+            raise ValueError(f"experts share the work of all positions: {parts[0]} needs n_experts=0")
         if (vocab_size is None) == (d_input is None):
             raise ValueError("give exactly one of vocab_size (tokens) and d_input (vectors)")
         if n_experts and (backbone == "bare" or d_channel == 0):
@@ -121,10 +135,16 @@ class Backbone(Pretrained):
         options = dict(mixer)
         if "name" not in options:
             raise ValueError(f"mixer needs a name, got {options}")
-        mixers = create_layers(options.pop("name"), n_layers, d_model, **options)
+        _check_shared(shared)
+        heads = dict(shared_cache or {})
+        upper = heads.pop("upper", 0)
+        if shared_cache is not None and not (isinstance(upper, int) and 0 < upper < n_layers):
+            raise ValueError(f"upper of shared_cache must lie in 1..{n_layers - 1} (n_layers={n_layers}), got {upper}")
+        mixers = create_layers(options.pop("name"), n_layers - upper, d_model, **options)
         places = _canon_places(canon, d_conv, backbone)
         if d_conv or "A" in places:
             mixers = [Stack([Canon(d_model) if "A" in places else ShortConv(d_model, d_conv), m]) for m in mixers]
+        mixers = [*mixers, *(CacheReader.create(d_model, heads) for _ in range(upper))]
         if backbone == "residual":
             if blocks is None:
                 width = 2 * d_model if d_channel is None else d_channel
@@ -132,11 +152,19 @@ class Backbone(Pretrained):
                     {"d_channel": width, "n_experts": n_experts if layer in expert_layers else 0, "top_k": top_k}
                     for layer in range(n_layers)
                 ]
-            mixers = [
+            residual = [
                 ResidualBlock(mixer, norm_eps=norm_eps, canon=places.replace("A", ""), **options)
                 for mixer, options in zip(mixers, blocks, strict=True)
             ]
-        self.layers = Stack([Autoencoder(Stack(mixers), decode_from, norm_eps)] if decode_from else mixers)
+            if decode_from:
+                mixers = [Autoencoder(Stack(residual), decode_from, norm_eps)]
+            elif shared is not None:
+                mixers = [SharedTransformer(residual, norm_eps=norm_eps, **shared)]
+            elif upper:
+                mixers = [SharedCache(residual[:-upper], residual[-upper:], norm_eps)]
+            else:
+                mixers = residual
+        self.layers = Stack(mixers)
         self.vocab_size, self.n_outputs = vocab_size, n_outputs
         d_out = self.layers.d_out
         bare = backbone == "bare"
@@ -294,6 +322,16 @@ def _likeliest(logits: Tensor, top_k: int | None, top_p: float) -> Tensor:
         left_out = chances.cumsum(-1) - chances >= top_p  # the likelier ones suffice
         logits = logits.masked_fill(torch.zeros_like(left_out).scatter(-1, order, left_out), -torch.inf)
     return logits
+
+
+def _check_shared(shared: Mapping[str, Any] | None) -> None:
+    """Raise ValueError for options that no shared transformer has, or without the layers that read it."""
+    valid = [name for name in signature(SharedTransformer).parameters if name not in ("blocks", "norm_eps")]
+    for name in shared or ():
+        if name not in valid:
+            raise ValueError(unknown("option of shared", name, valid))
+    if shared is not None and "layers" not in shared:
+        raise ValueError("shared needs layers: the numbers, from 0, of the layers that read the transformer")
 
 
 def _canon_places(canon: str, d_conv: int, backbone: str) -> str:

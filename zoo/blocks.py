@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
@@ -16,15 +17,17 @@ from zoo.contract import SequenceMixer
 from zoo.modules import no_weight_decay, reset_submodules
 from zoo.ops.activation import gelu, gelu_gate, rms_norm, silu_gate
 from zoo.ops.conv import causal_conv
-from zoo.ops.experts import Load, count_load, grouped_linear, route
+from zoo.ops.experts import Load, count_load, grouped_linear, route, route_by_sigmoid
 from zoo.ops.precision import Device, DType
 from zoo.ops.time import Lengths, as_lengths, reverse, valid_positions
+from zoo.ops.transforms import readable
 from zoo.validate import require_choice, require_positive
 
 CANON_WIDTH = 4
 
 Channel = Literal["swiglu", "relu2", "geglu"]
-Normed = Literal["input", "output"]
+Normed = Literal["input", "output", "residual"]
+Router = Literal["softmax", "sigmoid"]
 
 
 class RMSNorm(nn.Module):
@@ -171,11 +174,15 @@ class Experts(nn.Module):
         # Results of one forward pass are not copied or saved: tensors within a graph cannot be.
         return super().__getstate__() | {"counted": None}
 
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the probabilities of all experts, and the weights and choices of the top_k."""
+        return route(self.router(x), self.top_k, self.normalize)
+
     def forward(
         self, x: Float[Tensor, "*batch d_model"], valid: Bool[Tensor, "*batch"] | None = None
     ) -> Float[Tensor, "*batch d_model"]:
         """Map each position by itself; only positions in `valid` count in `balance_loss` and `load`."""
-        probability, weight, choice = route(self.router(x), self.top_k, self.normalize)
+        probability, weight, choice = self.route(x)
         if self.training:
             self.counted = count_load(probability, choice, valid)
         chosen = choice.flatten()
@@ -190,6 +197,87 @@ class Experts(nn.Module):
             return y
         shared = self.shared(x)
         return y + (shared if self.shared_gate is None else coefficient(torch.sigmoid(self.shared_gate(x))) * shared)
+
+
+class SigmoidExperts(Experts):
+    """Experts with the weights p = scale sigmoid(W_router x) (DeepSeek-V3 2412.19437, section 2.1.2).
+
+    The choice prefers some experts by `preference`, which no gradient reaches: DeepSeek-V3 moves it against the load,
+    which is not done here.
+
+    Args:
+        n_groups: groups of neighbouring experts.
+        top_groups: in how many of them a position may choose its experts.
+        scale: factor of the weights.
+        **options: those of `Experts`.
+
+    Raises:
+        ValueError: groups that do not divide the experts or hold fewer than two, more top_groups than groups, groups
+            with fewer than top_k experts, a scale that is not positive; the errors of `Experts`.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        d_channel: int,
+        n_experts: int = 16,
+        top_k: int = 2,
+        n_groups: int = 1,
+        top_groups: int = 1,
+        scale: float = 1.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(d_model, d_channel, n_experts, top_k, **options)
+        require_positive(n_groups=n_groups, top_groups=top_groups)
+        size, rest = divmod(n_experts, n_groups)
+        if rest or size < min(2, n_groups) or top_groups > n_groups or top_groups * size < top_k:
+            raise ValueError(
+                f"n_groups={n_groups} must divide n_experts={n_experts} into groups of at least two, of which "
+                f"top_groups={top_groups} hold top_k={top_k} experts"
+            )
+        if not 0 < scale < math.inf:
+            raise ValueError(f"scale must be positive and finite, got {scale}")
+        self.n_groups, self.top_groups, self.scale = n_groups, top_groups, scale
+        self.preference = nn.Parameter(torch.zeros(n_experts), requires_grad=False)
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        groups = self.n_groups, self.top_groups
+        return route_by_sigmoid(self.router(x), self.preference, self.top_k, self.normalize, *groups, self.scale)
+
+
+class LevelWeights(nn.Module):
+    """Weights of the states of a Fenwick tree, softplus(scale * W x) per head and level (Guo et al. 2506.04761).
+
+    Coefficient: the whole.
+    """
+
+    undecayed = ("scale",)
+
+    def __init__(self, d_model: int, n_heads: int, n_levels: int) -> None:
+        super().__init__()
+        self.n_levels = n_levels
+        self.proj = nn.Linear(d_model, n_heads * n_levels, bias=False)
+        self.scale = nn.Parameter(torch.empty(n_heads * n_levels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        reset_submodules(self)
+        nn.init.ones_(self.scale)
+
+    def forward(self, x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch head level seq"]:
+        levels = (self.scale * self.proj(x)).mT.contiguous()  # before softplus, whose compiled backward needs it so
+        return coefficient(F.softplus(levels).unflatten(1, (-1, self.n_levels)))
+
+    def after(self, seen: Int[Tensor, " batch"], lengths: Tensor | None, seq_len: int) -> Int[Tensor, " batch"]:
+        """Return the positions of each row after a chunk.
+
+        Raises:
+            ValueError: more than the tree holds.
+        """
+        seen, most = seen + (seq_len if lengths is None else lengths), 2 ** (self.n_levels - 1)
+        if readable(seen) and seen.numel() and (longest := int(seen.max())) > most:
+            raise ValueError(f"sequence of {longest} exceeds the {most} positions of n_levels={self.n_levels}")
+        return seen
 
 
 class ShortConv(SequenceMixer):
@@ -282,6 +370,7 @@ class Stack(SequenceMixer):
 
 
 CHANNELS: dict[Channel, type[SwiGLU | SquaredReLU]] = {"swiglu": SwiGLU, "relu2": SquaredReLU, "geglu": GeGLU}
+ROUTERS: dict[Router, type[Experts]] = {"softmax": Experts, "sigmoid": SigmoidExperts}
 
 
 class BlockState(NamedTuple):
@@ -293,7 +382,8 @@ class BlockState(NamedTuple):
 class ResidualBlock(SequenceMixer):
     """x + mixer(norm(x)), then x + channel(norm(x)) (pre-norm, Xiong et al. 2002.04745).
 
-    With norm output it is x + norm(mixer(x)), then x + norm(channel(x)) (OLMo 2, 2501.00656).
+    With norm output it is x + norm(mixer(x)), then x + norm(channel(x)) (OLMo 2, 2501.00656). With norm residual it is
+    u + mixer(u) of u = norm(x), then v + channel(v) of v = norm(of that) (MiniMax-01, 2501.08313).
 
     With Canon layers in its second half the state is a `BlockState`, without them the mixer's own.
 
@@ -306,8 +396,9 @@ class ResidualBlock(SequenceMixer):
         canon: places of Canon layers in the second half: C, between norm and channel mixer; D, inside the SwiGLU, on
             gates and values before they meet.
         channel: swiglu, relu2 for a `SquaredReLU`, or geglu for a `GeGLU`, which has biases.
-        normalize, d_shared, gate_shared: options of `Experts`.
-        norm: where the norms are applied, to the input or the output of mixer and channel mixer.
+        norm: what the norms are applied to: the input or the output of mixer and channel mixer, or the residual stream.
+        router: softmax for `Experts`, sigmoid for `SigmoidExperts`.
+        **experts: their further options.
 
     Raises:
         ValueError: a mixer whose output has another width; Canon layers without the channel mixer that they belong to;
@@ -323,18 +414,19 @@ class ResidualBlock(SequenceMixer):
         norm_eps: float = 1e-5,
         canon: str = "",
         channel: Channel = "swiglu",
-        normalize: bool = False,
-        d_shared: int = 0,
-        gate_shared: bool = False,
         norm: Normed = "input",
+        router: Router = "softmax",
+        **experts: Any,
     ) -> None:
         super().__init__(mixer.d_model)
         require_choice("channel", channel, Channel)
         require_choice("norm", norm, Normed)
+        require_choice("router", router, Router)
         if channel != "swiglu" and (n_experts or "D" in canon):
             raise ValueError(f"channel {channel} cannot be combined with experts or canon D, which need a SwiGLU")
-        if (normalize or d_shared or gate_shared) and not n_experts:
-            raise ValueError("normalize, d_shared and gate_shared belong to experts: n_experts must not be 0")
+        of_experts = [*experts] if router == "softmax" else [*experts, "router"]
+        if of_experts and not n_experts:
+            raise ValueError(f"of experts, which need n_experts above 0: {', '.join(of_experts)}")
         if canon and not d_channel:
             raise ValueError(f"canon {canon} belongs to a channel mixer: d_channel must not be 0")
         if "D" in canon and n_experts:
@@ -347,7 +439,7 @@ class ResidualBlock(SequenceMixer):
         self.channel_norm = RMSNorm(self.d_model, norm_eps) if d_channel else None
         self.channel: SwiGLU | SquaredReLU | Experts | None = None
         if n_experts:
-            self.channel = Experts(self.d_model, d_channel, n_experts, top_k, normalize, d_shared, gate_shared)
+            self.channel = ROUTERS[router](self.d_model, d_channel, n_experts, top_k, **experts)
         elif d_channel:
             self.channel = CHANNELS[channel](self.d_model, d_channel)
         self.canon_before = Canon(self.d_model) if "C" in canon else None
@@ -376,26 +468,29 @@ class ResidualBlock(SequenceMixer):
         canon = (self.canon_before, self.canon_inside)
         return BlockState(mixer, *(() if c is None else c.empty_state(batch_size, dtype, device) for c in canon))
 
-    def mix(self, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
+    def mix(self, x: Tensor, state: Any, lengths: Tensor | None, added: Tensor | None = None) -> tuple[Tensor, Any]:
         mixer, before, inside = (state, (), ()) if self.by_position else state
-        x, mixer = self.mix_positions(x, mixer, lengths)
+        x, mixer = self.mix_positions(x, mixer, lengths, added)
         valid = None if lengths is None else valid_positions(lengths, x.shape[1])
         x, before, inside = self._mix_channels(x, before, inside, lengths, valid)
         return x, mixer if self.by_position else BlockState(mixer, before, inside)
 
-    def mix_positions(self, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
-        """Return the first half of the block."""
-        y, state = self.mixer.stream(self.mixer_input(x), state, lengths)
+    def mix_positions(
+        self, x: Tensor, state: Any, lengths: Tensor | None, added: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """Return the first half of the block, whose mixer reads the residual stream with `added`."""
+        y, state = self.mixer.stream(self.mixer_input(x if added is None else x + added), state, lengths)
         return self.add_mixed(x, y), state
 
     def mixer_input(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """Return the mixer's input from the residual stream."""
-        return self.mixer_norm(x) if self.norm == "input" else x
+        return x if self.norm == "output" else self.mixer_norm(x)
 
     def add_mixed(
         self, x: Float[Tensor, "*batch d_model"], y: Float[Tensor, "*batch d_model"]
     ) -> Float[Tensor, "*batch d_model"]:
         """Return the residual stream with the mixer's output."""
+        x = self.mixer_norm(x) if self.norm == "residual" else x
         return x + (self.mixer_norm(y) if self.norm == "output" else y)
 
     def mix_channels(
@@ -413,7 +508,8 @@ class ResidualBlock(SequenceMixer):
     ) -> tuple[Tensor, Any, Any]:
         if self.channel is None or self.channel_norm is None:
             return x, before, inside
-        y = self.channel_norm(x) if self.norm == "input" else x
+        y = x if self.norm == "output" else self.channel_norm(x)
+        x = y if self.norm == "residual" else x
         if self.canon_before is not None:
             y, before = self.canon_before.mix(y, before, lengths)
         if isinstance(self.channel, Experts):

@@ -33,11 +33,17 @@ class SequenceMixer(Configured, ABC):
 
     A subclass writes `empty_state` and `mix`, initialises its own parameters in `reset_parameters`, gives its
     interaction rank in `rank_law`, and names in `undecayed` the parameters that weight decay must spare, in
-    `slow` those that its authors train at a lower rate.
+    `slow` those that its authors train at a rate of their own.
     """
 
     undecayed: ClassVar[tuple[str, ...]] = ()
     slow: ClassVar[tuple[str, ...]] = ()
+    apart: ClassVar[tuple[str, ...]] = ()
+    """Parameters that outputs have no gradient for: `own_loss` trains them."""
+    own_loss: Tensor | None = None
+    """Loss of the last forward pass in training mode, of the parameters in `apart`; None if there are none."""
+    warming_up: bool = False
+    """Whether a trainer is in the warm-up of its learning rate."""
     whole_only: bool = False
     """Whether it cannot continue from a state. Every mixer of the zoo can; a module of another contract may not."""
 

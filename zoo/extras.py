@@ -24,8 +24,9 @@ def require_extra(module: str, extra: str = "report") -> Any:
 
 
 def how_to_install(package: str, extra: str) -> str:
-    """Return the command that installs a package, and the extra that has it: this package is in no index."""
-    return f"pip install {package.replace('_', '-')}, or install mixer-zoo with its extra [{extra}]"
+    """Return the commands that install a package, and all of its extra from a clone: no index has this project."""
+    named = {"yaml": "pyyaml"}.get(package, package.replace("_", "-"))
+    return f"pip install {named}, or all of its extra: pip install 'path/to/the/clone[{extra}]'"
 
 
 def find_module(name: str) -> Any:

@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -81,7 +82,7 @@ def listed(module: nn.Module, attribute: str) -> set[str]:
         f"{path}.{name}" if path else name
         for path, child in module.named_modules()
         for name in getattr(child, attribute, ())
-        if getattr(child, name) is not None
+        if attrgetter(name)(child) is not None
     }
 
 

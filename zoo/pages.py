@@ -103,7 +103,8 @@ def _origin(cls: type, entry: Mixer) -> str:
     home = f"`{cls.__module__}.{cls.__name__}`"
     if entry.options:
         home += " with " + ", ".join(f"`{name}: {value}`" for name, value in entry.options.items())
-    return _paragraph(f"Family: {entry.family}. Published: {entry.year}, {entry.source}. Class: {home}.")
+    models = f" Models with it: {entry.models}." if entry.models else ""
+    return _paragraph(f"Family: {entry.family}. Published: {entry.year}, {entry.source}. Class: {home}.{models}")
 
 
 def _option(option: Option, meaning: str) -> str:

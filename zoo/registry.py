@@ -28,6 +28,7 @@ class Mixer(NamedTuple):
         options: options of the class that the name sets.
         family: mixers that share their mathematics. "time-invariant": a fixed convolution over positions, whatever the
             input; "softmax", "delta rule" and "hybrid" can look up the token that followed a symbol before.
+        models: released models whose layers it is, by name; empty if we know of none.
     """
 
     home: str
@@ -36,6 +37,7 @@ class Mixer(NamedTuple):
     source: str = ""
     options: Mapping[str, Any] = MappingProxyType({})
     family: str = OWN
+    models: str = ""
 
 
 def _describe(target: str) -> Mixer:
@@ -60,13 +62,33 @@ def _family(family: str, /, **mixers: Mixer) -> dict[str, Mixer]:
 _BUILT_IN = (
     _family(
         "softmax",
-        attention=Mixer("Attention", "softmax attention: grouped heads, RoPE, ALiBi, sinks", 2017, "1706.03762"),
-        sliding_attention=Mixer("SlidingAttention", "softmax attention within a window", 2020, "2004.05150"),
+        attention=Mixer(
+            "Attention",
+            "softmax attention: grouped heads, RoPE, ALiBi, sinks",
+            2017,
+            "1706.03762",
+            models="GPT-2, Llama 3, Qwen3",
+        ),
+        sliding_attention=Mixer(
+            "SlidingAttention",
+            "softmax attention within a window",
+            2020,
+            "2004.05150",
+            models="Mistral 7B, RecurrentGemma",
+        ),
         gated_attention=Mixer(
-            "GatedAttention", "softmax attention with normed queries and keys, output gated", 2025, "2505.06708"
+            "GatedAttention",
+            "softmax attention with normed queries and keys, output gated",
+            2025,
+            "2505.06708",
+            models="Qwen3-Next, Qwen3.5",
         ),
         differential_attention=Mixer(
-            "DifferentialAttention", "attention whose heads subtract one softmax from another", 2024, "2410.05258"
+            "DifferentialAttention",
+            "attention whose heads subtract one softmax from another",
+            2024,
+            "2410.05258",
+            models="Motif 2.6B",
         ),
         forgetting_attention=Mixer(
             "ForgettingAttention",
@@ -77,13 +99,32 @@ _BUILT_IN = (
         path_attention=Mixer(
             "PathAttention", "attention whose keys are moved by each later position (PaTH)", 2025, "2505.16381"
         ),
+        deltaformer=Mixer(
+            "DeltaFormer", "attention to values less what their own queries find before them", 2025, "2505.19488"
+        ),
         mla=Mixer(
-            "LatentAttention", "attention whose keys and values come from one small vector each", 2024, "2405.04434"
+            "LatentAttention",
+            "attention whose keys and values come from one small vector each",
+            2024,
+            "2405.04434",
+            models="DeepSeek-V3, Kimi K2",
+        ),
+        dsa=Mixer(
+            "SparseLatentAttention",
+            "mla over the positions that a light index finds (DSA)",
+            2025,
+            "2512.02556",
+            models="DeepSeek-V3.2, GLM-5",
         ),
         nsa=Mixer(
             "NativeSparseAttention", "block means, the best blocks and a window, gated (NSA)", 2025, "2502.11089"
         ),
-        moba=Mixer("BlockAttention", "attention over the best few blocks of positions (MoBA)", 2025, "2502.13189"),
+        moba=Mixer(
+            "BlockAttention",
+            "attention over the best few blocks of positions (MoBA)",
+            2025,
+            "2502.13189",
+        ),
     )
     | _family(
         "control",
@@ -95,6 +136,13 @@ _BUILT_IN = (
         gated_linear_attention=Mixer(
             "GatedLinearAttention", "linear attention with a decay for each key channel", 2023, "2312.06635"
         ),
+        rwkv6=Mixer(
+            "RWKV6",
+            "linear attention with a decay per key channel, shifted by content",
+            2024,
+            "2404.05892",
+            models="RWKV-6",
+        ),
         retnet=Mixer(
             "RetNet", "retention: rotary linear attention with a fixed decay for each head", 2023, "2307.08621"
         ),
@@ -103,13 +151,16 @@ _BUILT_IN = (
             "linear attention of MiniMax-01: SiLU, a fixed decay for each head",
             2025,
             "2501.08313",
+            models="MiniMax-01, MiniMax-M1",
         ),
         hgrn2=Mixer("HGRN2", "gated linear attention with keys tied to the decays", 2024, "2404.07904"),
         gsa=Mixer(
             "GatedSlotAttention", "softmax attention over gated slots, of a fixed number (GSA)", 2024, "2409.07146"
         ),
         mlstm=Mixer("MLSTM", "the matrix memory of xLSTM: exponential gates, a normaliser", 2024, "2405.04517"),
-        capped_mlstm=Mixer("CappedMLSTM", "the mLSTM of xLSTM 7B: bounded gates, no convolution", 2025, "2503.13427"),
+        capped_mlstm=Mixer(
+            "CappedMLSTM", "the mLSTM of xLSTM 7B: bounded gates, no convolution", 2025, "2503.13427", models="xLSTM 7B"
+        ),
     )
     | _family(
         "delta rule",
@@ -120,12 +171,24 @@ _BUILT_IN = (
             2024,
             "2412.06464",
             {"n_householder": 1, "beta_max": 1.0},
+            models="Qwen3-Next, Qwen3.5, Olmo Hybrid",
+        ),
+        log_linear_gated_delta_net=Mixer(
+            "delta_product:DeltaProduct",
+            "gated_delta_net with a state for each level of a Fenwick tree",
+            2025,
+            "2506.04761",
+            {"n_householder": 1, "beta_max": 1.0, "n_levels": 15},
         ),
         delta_product=Mixer(
             "DeltaProduct", "several steps of the gated delta rule for each position", 2025, "2502.10297"
         ),
         kda=Mixer(
-            "KimiDelta", "Kimi Delta Attention: the delta rule with a decay for each key channel", 2025, "2510.26692"
+            "KimiDelta",
+            "Kimi Delta Attention: the delta rule with a decay for each key channel",
+            2025,
+            "2510.26692",
+            models="Kimi Linear",
         ),
         gdn2=Mixer(
             "kda:KimiDelta",
@@ -138,7 +201,14 @@ _BUILT_IN = (
         mesa_net=Mixer(
             "MesaNet", "linear attention that solves least squares over the keys so far", 2025, "2506.05233"
         ),
-        rwkv7=Mixer("RWKV7", "the delta rule with gates per channel, on inputs that are shifted", 2025, "2503.14456"),
+        titans=Mixer("Titans", "a linear memory learned by gradient steps with momentum", 2024, "2501.00663"),
+        rwkv7=Mixer(
+            "RWKV7",
+            "the delta rule with gates per channel, on inputs that are shifted",
+            2025,
+            "2503.14456",
+            models="RWKV-7",
+        ),
     )
     | _family(
         "time-invariant",
@@ -163,14 +233,35 @@ _BUILT_IN = (
     )
     | _family(
         "selective state space",
-        selective_ssm=Mixer("SelectiveSSM", "the Mamba block: input-dependent dynamics", 2023, "2312.00752"),
-        ssd=Mixer("SSD", "the Mamba-2 block: one decay per head, in matrix products", 2024, "2405.21060"),
+        selective_ssm=Mixer(
+            "SelectiveSSM",
+            "the Mamba block: input-dependent dynamics",
+            2023,
+            "2312.00752",
+            models="Mamba, Falcon Mamba, Jamba",
+        ),
+        ssd=Mixer(
+            "SSD",
+            "the Mamba-2 block: one decay per head, in matrix products",
+            2024,
+            "2405.21060",
+            models="Mamba-2, Nemotron-H, Granite 4, Zamba2",
+        ),
+        log_linear_ssd=Mixer(
+            "ssd:SSD", "ssd with a state for each level of a Fenwick tree", 2025, "2506.04761", {"n_levels": 15}
+        ),
         mamba3=Mixer("Mamba3", "the Mamba-3 block: trapezoid, rotating state, several ranks", 2026, "2603.15569"),
     )
     | _family(
         "gated convolution",
-        gated_conv=Mixer("GatedConv", "LFM2's short convolution between two gates", 2025, "2511.23404"),
-        hyena=Mixer("Hyena", "Hyena of order two: a long implicit convolution between two gates", 2023, "2302.10866"),
+        gated_conv=Mixer("GatedConv", "LFM2's short convolution between two gates", 2025, "2511.23404", models="LFM2"),
+        hyena=Mixer(
+            "Hyena",
+            "Hyena of order two: a long implicit convolution between two gates",
+            2023,
+            "2302.10866",
+            models="HyenaDNA",
+        ),
     )
     | _family(
         "recurrent net",
@@ -194,14 +285,26 @@ _BUILT_IN = (
             "2410.01201",
             {"cell": "lstm"},
         ),
-        rg_lru=Mixer("RGLRU", "Griffin's recurrent block: a real-gated linear recurrent unit", 2024, "2402.19427"),
+        rg_lru=Mixer(
+            "RGLRU",
+            "Griffin's recurrent block: a real-gated linear recurrent unit",
+            2024,
+            "2402.19427",
+            models="RecurrentGemma",
+        ),
     )
     | _family(
         "hybrid",
         hybrid=Mixer(
-            "Hybrid", "Jamba-style layout over depth: SSM and attention layers by pattern", 2024, "2403.19887"
+            "Hybrid",
+            "Jamba-style layout over depth: SSM and attention layers by pattern",
+            2024,
+            "2403.19887",
+            models="Jamba, Nemotron-H, Granite 4",
         ),
-        parallel_hybrid=Mixer("ParallelHybrid", "SSM and attention side by side in a layer", 2024, "2411.13676"),
+        parallel_hybrid=Mixer(
+            "ParallelHybrid", "SSM and attention side by side in a layer", 2024, "2411.13676", models="Hymba, Falcon-H1"
+        ),
         head_hybrid=Mixer(
             "HeadHybrid", "softmax in some heads of a layer, a gated delta rule in the others", 2026, "2606.20097"
         ),

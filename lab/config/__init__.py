@@ -6,8 +6,8 @@ of the mixer, the task, the model and Lightning's Trainer (options). Callbacks a
 
 from lab.config.command import Command, parse
 from lab.config.layers import GROUPS, REGISTRIES, choose, read_flags
-from lab.config.options import declared
+from lab.config.options import Option, declared
 
-__all__ = ["GROUPS", "PROGRAM", "REGISTRIES", "Command", "choose", "declared", "parse", "read_flags"]
+__all__ = ["GROUPS", "PROGRAM", "REGISTRIES", "Command", "Option", "choose", "declared", "parse", "read_flags"]
 
 PROGRAM = "train.py"

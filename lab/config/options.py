@@ -76,6 +76,11 @@ class Option:
         """Whether the type has values that YAML cannot spell: instances of classes."""
         return not all(is_plain(each) or each is timedelta for each in alternatives(self.hint))
 
+    @property
+    def takes_list(self) -> bool:
+        """Whether every value but null is a list."""
+        return all(get_origin(each) in (list, Sequence) for each in alternatives(self.hint) if each is not type(None))
+
 
 def declared(
     names: Mapping[str, str], entries: Iterable[Mapping[str, Any]] = (), groups: Iterable[str] = GROUPS

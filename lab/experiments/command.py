@@ -11,7 +11,7 @@ from lab.experiments.judge import judge
 from lab.experiments.page import Pages, figure, pages
 from lab.experiments.papers import papers_page
 from lab.experiments.power import check_power
-from lab.experiments.record import Record, read_listed, read_records, record, register
+from lab.experiments.record import NoRunsError, Record, read_listed, read_records, record, register
 from lab.experiments.rows import read_rows
 from lab.experiments.spec import ROOT, list_specs, read_spec
 from zoo.evidence import Prediction, Verdict, exit_status
@@ -25,11 +25,12 @@ The runs come first; both commands resume where they stopped:
   python sweep.py configs/experiment/*.yaml --setting small && python -m lab experiments --setting small
 
 An experiment is one file of configs/experiment; docs/experiments.md describes its checks and plots. Without runs in
---run_dir the committed lists in docs/results are judged. `--predict` registers a prediction before its runs: the hash
-of its checks and grid, and the commit that has them. A check that could not decide at its number of seeds is refused.
+--run_dir the committed lists in docs/results are judged. Without names, all experiments that have either are judged.
+`--predict` registers a prediction before its runs: the hash of its checks and grid, and the commit that has them. A
+check that could not decide at its number of seeds is refused.
 
 Exit status: 0 when all that was predicted holds, 1 when something fails, 3 when nothing fails and something is
-undecided, 2 for a command that is not valid.
+undecided or has no runs, 2 for a command that is not valid.
 
 experiments:
 """
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = list(dict.fromkeys(arguments.names)) or list(questions)
     verdicts: list[Verdict] = []
     files: dict[str, str | bytes] = {}
+    not_run: list[str] = []
     try:
         specs = [read_spec(name, arguments.setting) for name in names]
         records: dict[str, Record] = read_records(arguments.out / STORED)
@@ -66,7 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                     check_power(spec)
                 records[spec.name] = register(spec, stored)
                 continue
-            listed = read_listed(spec, arguments.run_dir, arguments.out / kept, stored)
+            try:
+                listed = read_listed(spec, arguments.run_dir, arguments.out / kept, stored)
+            except NoRunsError:
+                if arguments.names:
+                    raise
+                not_run.append(spec.name)
+                continue
             rows = read_rows(listed.text, spec.experiment.fixed) if listed.text else []
             recorded = {} if listed.fresh else {check["quantity"]: check for check in stored["checks"]}
             evidence = replace(judge(spec, rows, recorded), missing=listed.missing)
@@ -77,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 files[kept] = listed.text
             if drawn := figure(spec, rows):
                 files[f"figures/results_{spec.name}.png"] = drawn
+        if not_run == names:
+            raise NoRunsError(f"no runs of any experiment in {arguments.run_dir}: make them as `--help` shows")
         ordered = {name: records[name] for name in questions if name in records}
         files = {PAGE: Pages(ordered).render(f"{PAGE}.j2"), STORED: as_json(ordered)} | files
         written = write_all(arguments.out, files)
@@ -86,14 +96,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         make_console().print(verdict_table(verdicts))
     for file in written:
         print(file)
-    return exit_status(verdicts)
+    if not_run:
+        print(f"no runs yet: {', '.join(not_run)}")
+    return exit_status(verdicts) or (3 if not_run else 0)
 
 
 def render(argv: Sequence[str] | None = None) -> int:
     """Render the pages that have numbers from records; return 0, or 2 for a placeholder without a record."""
     parser = argparse.ArgumentParser(
         "python -m lab pages",
-        description="Render README.md's findings and docs/findings.md, results.md and papers.md from their records.",
+        description="Render README.md's findings and docs/{findings,results,choosing,papers}.md from their records.",
     )
     parser.parse_args(argv)
     try:

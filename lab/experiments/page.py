@@ -1,4 +1,4 @@
-"""Pages from records: docs/results.md with its figures, docs/findings.md, and the findings in README.md."""
+"""Pages from records: docs/results.md with its figures, docs/findings.md, docs/choosing.md, README.md's findings."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from typing import Any, TypeVar
 from lab.experiments.probes import PROBES
 from lab.experiments.rows import Row, UnknownColumnError, describe, group, median_of, number_of, select, short
 from lab.experiments.spec import ROOT, Spec, read_spec
+from lab.view.cells import task_names
+from lab.view.leaderboard import Board, groups_of
 from zoo.errors import UsageError
 from zoo.evidence import Check, Curve, Panel
 from zoo.evidence.interval import FEWEST_SEEDS, of_median
 from zoo.evidence.page import check_rows, read_check
 from zoo.extras import require_extra
+from zoo.report.files import read_json
 from zoo.report.markdown import replace_part, table
-from zoo.report.numbers import duration, number
+from zoo.report.numbers import duration, number, size
 
 Value = TypeVar("Value")
 TEMPLATES = ROOT / "docs" / "templates"
@@ -26,7 +29,7 @@ _LABELS = {
     "bits_per_token": "test bits per symbol",
     "state_bytes": "bytes of state after the sequence",
     "state_bytes / task.n_pairs": "bytes of state for each pair",
-    "gradient": "gradient before training, relative to the last position's",
+    "gradient": "initial gradient, relative to the last position",
     "speed": "1 / steps to 90 %",
     "steps": "steps to 90 %",
 }
@@ -197,12 +200,41 @@ class Pages:
             raise UsageError(f"{template}: {error}") from None
 
 
+def choosing(rendered: Pages) -> str:
+    """Return the page on choosing a mixer, from the records of docs/leaderboard.json and docs/gallery.json."""
+    gallery, board = read_json(ROOT / "docs" / "gallery.json"), Board(ROOT / "docs").shown
+    cards = {card["name"]: card for card in gallery["items"]}
+    usual = {name: card["variants"][2 if len(card["variants"]) > 2 else 0] for name, card in cards.items()}
+    groups = {group.title: group for group in groups_of(board, task_names())}
+
+    def best(task: str, grows: bool) -> str:
+        found = []
+        for row in groups[task].rows if task in groups else ():
+            sizes = usual[row.label]["state_bytes"] if row.label in usual else ()
+            if sizes and None not in sizes and (sizes[0] < sizes[1]) == grows:
+                found.append(row)
+        solving = [row for row in found if row.solved and 2 * row.solved[0] > row.solved[1]]
+        return ", ".join(f"`{row.label}` {row.short_text}" for row in solving[:3] or found[:1]) or "not run"
+
+    return rendered.render(
+        "choosing.md.j2",
+        best=best,
+        n_run=len(board),
+        n_cells=len(cards) * len(task_names()),
+        width=gallery["d_model"],
+        state=lambda name: size(usual[name]["state_bytes"][-1]),
+        cost=lambda name, of: number(cards[name]["cost"][of], 1),
+        rank=lambda name: usual[name]["inputs"][gallery["inputs"][0]]["rank"],
+    )
+
+
 def pages(records: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return all pages by their paths in the repository: results, findings, and README with its part on findings."""
+    """Return all pages by their paths in the repository: results, findings, choosing, and README's part on findings."""
     rendered = Pages(records)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     return {
         "docs/results.md": rendered.render("results.md.j2"),
         "docs/findings.md": rendered.render("findings.md.j2"),
+        "docs/choosing.md": choosing(rendered),
         "README.md": replace_part(readme, "found", rendered.render("README.md.j2")),
     }

@@ -13,7 +13,7 @@ from lab.experiments.probes import PROBES, measure
 from lab.experiments.spec import Spec
 from lab.run.environment import git, machine_of
 from lab.run.files import DONE, ENVIRONMENT, INDEX
-from lab.run.record import read_rungs
+from lab.run.record import Run, read_rungs
 from lab.view.rows import group_runs
 from lab.view.runs import read_runs
 from lab.view.table import runs_as_csv
@@ -23,7 +23,11 @@ from zoo.evidence.page import check_record
 from zoo.report.files import finite, read_json
 
 Record = dict[str, Any]
-ORIGIN = ("seeds", "machine", "dates", "commits", "command", "seconds", "trial_seconds")
+ORIGIN = ("seeds", "machine", "dates", "commits", "command", "seconds", "trial_seconds", "saved")
+
+
+class NoRunsError(UsageError):
+    """An experiment has neither runs nor a list of them."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Listed:
 
     Attributes:
         text: list of runs, a line each; empty if it was not kept.
-        origin: seeds, machine, dates, commits, command and seconds.
+        origin: seeds, machine, dates, commits, command, seconds, share of the steps saved by stopping early.
         missing: folders of planned runs that are not done.
         fresh: whether the runs are from a sweep's folder.
     """
@@ -47,7 +51,8 @@ def read_listed(spec: Spec, run_dir: Path, kept: Path, stored: Mapping[str, Any]
     """Read the runs that `sweep.py` left in `run_dir`; without these the list that was kept, and its origin.
 
     Raises:
-        UsageError: there are no runs and no list of this setting, or a file that cannot be read.
+        NoRunsError: there are no runs and no list of this setting.
+        UsageError: a file that cannot be read.
     """
     setting = str(spec.experiment.setting)
     folder = (run_dir.expanduser() / spec.name / setting).resolve()
@@ -55,10 +60,10 @@ def read_listed(spec: Spec, run_dir: Path, kept: Path, stored: Mapping[str, Any]
         return _read_sweep(spec, folder)
     if stored.get("setting") == setting and stored.get("checks"):
         text = kept.read_text(encoding="utf-8") if kept.is_file() else ""
-        return Listed(text, {key: stored[key] for key in ORIGIN})
+        return Listed(text, {key: stored[key] for key in ORIGIN if key in stored})
     command = f"python sweep.py configs/experiment/{spec.name}.yaml --setting {setting}"
     command += "" if run_dir == Path("runs") else f" --run_dir {shlex.quote(str(run_dir))}"
-    raise UsageError(f"no runs of {spec.name} in {folder}: make them with {command}")
+    raise NoRunsError(f"no runs of {spec.name} in {folder}: make them with {command}")
 
 
 def _read_sweep(spec: Spec, folder: Path) -> Listed:
@@ -79,12 +84,24 @@ def _read_sweep(spec: Spec, folder: Path) -> Listed:
         "command": f"python {index['command']}",  # with the flags that were laid over the file
         "seconds": sum((mark["seconds"] for mark in marks), 0.0),
         "trial_seconds": sum((stage.get("seconds") or 0.0 for stage in stages), 0.0),
+        "saved": _saved(runs),
     }
     missing = tuple(str(entry["folder"]) for entry in entries if entry["state"] != "done")
     # Conditions of a paper's cells hold while its runs do not differ in them yet.
     cells = [each for table in spec.published for each in (table.get("where", {}), *table["cells"].values())]
     named = {key for cell in cells for key in cell if key.startswith(("mixer.", "task."))}
     return Listed(runs_as_csv(group_runs(runs), columns, named) if runs else "", origin, missing, fresh=True)
+
+
+def _saved(runs: Sequence[Run]) -> float:
+    """Return the share of all planned steps that was not trained because a callback stopped the run."""
+    planned = [int(run.config["trainer"]["max_steps"]) for run in runs]
+    untrained = [
+        steps - max(map(int, run.metrics["curve"]))
+        for run, steps in zip(runs, planned, strict=True)
+        if run.metrics.get("stopped_early")
+    ]
+    return sum(untrained) / sum(planned) if untrained else 0.0
 
 
 def _read(file: Path) -> Any:

@@ -19,7 +19,7 @@ from lab.run.files import CONFIG, ENVIRONMENT, EVENTS, HEADS, METRICS, RUNGS
 from lab.run.identity import deciding_options, run_name
 from lab.run.lock import locked
 from lab.run.metrics import Metrics
-from lab.run.record import LEAK, read_fields, read_metrics, read_rungs, same_stop
+from lab.run.record import CHECKSUM, LEAK, checksum, read_fields, read_metrics, read_rungs, same_stop
 from zoo.errors import UsageError
 from zoo.loading.names import BEST, CHECKPOINTS, LAST, PREVIOUS
 from zoo.report.files import as_json, write_atomically
@@ -200,8 +200,8 @@ class RunFolder:
             raise self._unwritable(error) from None
 
     def write_metrics(self, metrics: Metrics) -> None:
-        """Finish the run: write metrics.json, in which a number that is not finite is null."""
-        write_atomically(self.path / METRICS, as_json(metrics))
+        """Finish the run: write metrics.json and its checksum; a number that is not finite is null."""
+        write_atomically(self.path / METRICS, as_json(metrics | {CHECKSUM: checksum(metrics)}))
 
     def write_rung(self, stop_at: float, metrics: Metrics) -> None:
         """Add the metrics of a run that stopped at a step or a share of its steps."""

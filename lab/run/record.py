@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lab.plain import flatten
-from lab.run.files import CONFIG, ENVIRONMENT, EVENTS, FIRST_LOSS, FIRST_SCORE, METRICS, RUNGS
+from lab.run.files import CONFIG, ENVIRONMENT, EVENTS, FIRST_LOSS, FIRST_SCORE, HPARAMS, METRICS, RUNGS
 from lab.run.identity import deciding_options
 from lab.run.metrics import Metrics, State, state_of
 from lab.run.score import SCORES
-from zoo.report.files import read_json
+from zoo.report.files import as_json, read_json
 from zoo.report.numbers import Number
 from zoo.targets import short
 
@@ -30,6 +31,8 @@ Curve: TypeAlias = list[tuple[int, float]]
 LEAK = "looks_ahead"
 """Field of environment.json: how the model reads later positions; empty if it does not."""
 MARK = " (looks ahead)"
+CHECKSUM = "crc32"
+"""Field of metrics.json: checksum of the others."""
 _HEADER, _CHECKSUM = 12, 4  # bytes before and after a record of events: its length, and checksums
 
 
@@ -155,7 +158,8 @@ def read_curves(folder: Path) -> dict[str, Curve]:
     """
     curves: dict[str, dict[int, float]] = {}
     try:
-        contents = [file.read_bytes() for file in sorted(folder.glob(f"{EVENTS}*"))]
+        files = sorted(file for file in folder.glob(f"{EVENTS}*") if file.name != HPARAMS)
+        contents = [file.read_bytes() for file in files]
         if contents and _begins_at(contents[0]) > 0:  # no run begins by resuming: the clock was set back
             contents.sort(key=_begins_at)
         for content in contents:
@@ -210,7 +214,7 @@ def read_metrics(folder: Path) -> Metrics | None:
     """Read metrics.json of a run's folder; None if the run is not finished.
 
     Raises:
-        ValueError: a file that cannot be read, or is not one of train.py; the message begins with its name.
+        ValueError: a file that is damaged or not one of train.py; the message begins with its name.
     """
     try:
         found = read_json(folder / METRICS)
@@ -220,7 +224,15 @@ def read_metrics(folder: Path) -> Metrics | None:
         raise ValueError(f"{METRICS} cannot be read: {one_line(error)}") from None
     if not isinstance(found, dict) or "params" not in found:
         raise ValueError(f"{METRICS} is not one of train.py: it has no params")
+    kept = found.pop(CHECKSUM, None)
+    if kept not in (None, checksum(found)):
+        raise ValueError(f"{METRICS} is damaged: its content does not match its checksum")
     return _numbers(found)
+
+
+def checksum(metrics: Metrics) -> str:
+    """Return the CRC-32 of metrics as metrics.json holds them."""
+    return f"{zlib.crc32(as_json(metrics).encode()):08x}"
 
 
 def read_rungs(folder: Path) -> list[Metrics]:

@@ -24,7 +24,8 @@ usage: sweep.py [EXPERIMENT.yaml ...] [--FLAG VALUE[,VALUE ...] ...]
 
 Run train.py for every combination of the values given: on this machine, or on a Ray cluster.
 
-  --FLAG A,B,C                    any flag of train.py, with one value or several; [a,b] is one value
+  --FLAG A,B,C                    any flag of train.py, with one value or several; [a,b] is one value,
+                                  and so is a,b for a flag that takes a list, such as --task.test_lengths
   --seed 0-4                      a range, both ends included, for any flag that counts
   EXPERIMENT.yaml                 flags and values from a file (configs/experiment/); flags win over it
   --setting NAME                  which of the file's settings, such as small or full
@@ -57,7 +58,7 @@ run is done, 1 when some failed, 2 for a command that is not valid, 130 when int
 examples:
   sweep.py --mixer attention,hybrid --mixer.n_heads 1,2,4 --task mqar --seed 0-4 --trainer.max_steps 500
   sweep.py --mixer lstm,ssd --match params=1e6 --tune lr=1e-4..1e-2 --seed 0-2
-  sweep.py configs/experiment/head_count.yaml --setting small
+  sweep.py configs/experiment/tracking.yaml --setting small
 """
 
 

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -295,6 +295,55 @@ def run_local(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]], stop: Sto
     yield from cast(Iterator[Outcome], pool(delayed(in_a_slot)(job) for job in jobs))
 
 
+def check_cluster(address: str, use_gpus: bool, per_device: int | None = None) -> None:
+    """Make sure that the Ray cluster at an address answers, takes the token, and has the GPUs that runs are to share.
+
+    Args:
+        address: address of the cluster.
+        use_gpus: whether the runs would take a GPU.
+        per_device: runs that share a GPU; default one.
+
+    Raises:
+        MissingExtraError: Ray is not installed.
+        UsageError: no cluster answers, or it refuses the token; per_device without GPUs.
+    """
+    ray = require_extra("ray", "ray")
+    is_host_and_port = ":" in address and "://" not in address
+    try:
+        if is_host_and_port:
+            require_extra("ray._raylet", "ray").GcsClient(address=address)  # ray.init retries a wrong token for 30 s
+    except ray.exceptions.AuthenticationError:
+        raise UsageError(
+            f"the Ray cluster at {address} refuses the token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the "
+            "file that its head was started with"
+        ) from None
+    except Exception as error:  # noqa: BLE001 - Ray raises a plain one if it does not start in time
+        raise UsageError(f"no Ray cluster at {address}: {error}") from None
+    if is_host_and_port and not per_device:
+        return
+    with _connected(ray, address):
+        if per_device and not (use_gpus and ray.cluster_resources().get("GPU")):
+            raise UsageError(
+                f"--per_device {per_device}: the Ray cluster at {address} has no GPUs that runs could share"
+            )
+
+
+@contextmanager
+def _connected(ray: Any, address: str | None, n_cpus: int | None = None) -> Iterator[None]:
+    """Connect to a cluster, or start a Ray here, until the context ends."""
+    # Without an address a Ray of its own: one that runs here for something else has other resources.
+    options = {"address": address or "local", "logging_level": "ERROR", "log_to_driver": False}
+    options |= {} if address else {"num_cpus": n_cpus, "include_dashboard": False}
+    try:
+        ray.init(runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}}, **options)
+    except Exception as error:  # noqa: BLE001 - Ray raises a plain one if it does not start in time
+        raise UsageError(f"no Ray cluster at {address or 'this machine'}: {error}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
 def run_ray(
     jobs: Sequence[Job],
     slots: Sequence[Mapping[str, str]],
@@ -319,32 +368,13 @@ def run_ray(
 
     Raises:
         MissingExtraError: Ray is not installed.
-        UsageError: no cluster answers, or it refuses the token; per_device on a cluster without GPUs.
+        UsageError: Ray does not start, or the cluster does not answer.
     """
     ray = require_extra("ray", "ray")
     threads = 1 if address else int(slots[0]["OMP_NUM_THREADS"])
-    # Without an address a Ray of its own: one that runs here for something else has other resources.
-    options = {"address": address or "local", "logging_level": "ERROR", "log_to_driver": False}
-    options |= {} if address else {"num_cpus": threads * len(slots), "include_dashboard": False}
-    try:
-        if address and ":" in address and "://" not in address:
-            require_extra("ray._raylet", "ray").GcsClient(address=address)  # ray.init retries a wrong token for 30 s
-        ray.init(runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}}, **options)
-    except ray.exceptions.AuthenticationError:
-        raise UsageError(
-            f"the Ray cluster at {address} refuses the token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the "
-            "file that its head was started with"
-        ) from None
-    except Exception as error:  # noqa: BLE001 - Ray raises a plain one if it does not start in time
-        raise UsageError(f"no Ray cluster at {address or 'this machine'}: {error}") from None
-    try:
-        gpus = 0.0
-        if use_gpus and ray.cluster_resources().get("GPU"):
-            gpus = math.floor(RAY_UNITS / (per_device or 1)) / RAY_UNITS
-        elif per_device and address:
-            raise UsageError(
-                f"--per_device {per_device}: the Ray cluster at {address} has no GPUs that runs could share"
-            )
+    with _connected(ray, address, threads * len(slots)):
+        n_gpus = ray.cluster_resources().get("GPU") if use_gpus else 0
+        gpus = math.floor(RAY_UNITS / (per_device or 1)) / RAY_UNITS if n_gpus else 0.0
         task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=RAY_RETRIES)(run_job)
         pending = {task.remote(job, {"OMP_NUM_THREADS": str(threads)}): job for job in jobs}
         cancelled = 0
@@ -357,8 +387,6 @@ def run_ray(
             ready, _ = ray.wait(list(pending), timeout=0.5)
             for reference in ready:
                 yield _outcome(ray, reference, pending.pop(reference))
-    finally:
-        ray.shutdown()
 
 
 def _outcome(ray: Any, reference: Any, job: Job) -> Outcome:

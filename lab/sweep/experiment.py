@@ -2,7 +2,7 @@
 
 The file is YAML:
 
-    name: head_count                  # default: the file's name
+    name: staircase                   # default: the file's name
     prediction: one sentence
     changed: changes made after results had been seen, and why
     fixed: {task: ssm_teacher, trainer.max_steps: 300}     # flags of every run

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lab.config import REGISTRIES, Command, choose, declared, parse
+from lab.config import REGISTRIES, Command, Option, choose, declared, parse
 from lab.plain import flag_text
 from lab.run.folder import RunFolder
 from lab.sweep.experiment import Experiment
@@ -23,6 +23,7 @@ from lab.sweep.tuning import Window
 from zoo.errors import UsageError
 
 # A sweep decides these for each run, or they make no sense for many.
+_NAMING = ("config", "mixer", "task")  # decide which options there are
 NOT_SWEPT = {"run_dir", "test_only", "no_test", "print_config", "ckpt_path", "stop_at", "overwrite", "traceback"}
 
 
@@ -129,21 +130,33 @@ class Grid:
 def expand(experiment: Experiment, run_dir: Path) -> Grid:
     """Return all runs of an experiment. Options that a mixer or task lacks are left out; equal runs become one.
 
+    Several values of an option that takes a list are one list, as for train.py, unless there is a list among them.
+
     Raises:
         UsageError: an option that no mixer of the grid has, values that train.py would refuse, numbers that cannot be
             matched.
     """
-    cells = [experiment.fixed | cell for grid in experiment.grids for cell in product(grid)]
-    for key in {key for cell in cells for key in cell} & NOT_SWEPT:
+    for key in {key for grid in (experiment.fixed, *experiment.grids) for key in grid} & NOT_SWEPT:
         raise UsageError(f"--{key} cannot be swept; give it to train.py")
 
     @functools.cache
-    def declared_for(naming: tuple[str, ...]) -> tuple[set[str], dict[str, str]]:
+    def declared_for(naming: tuple[str, ...]) -> tuple[dict[str, Option], dict[str, str]]:
         choice = choose(naming)
-        return set(declared(choice.names, choice.entries, REGISTRIES)), choice.names
+        return declared(choice.names, choice.entries, REGISTRIES), choice.names
 
-    naming = ("config", "mixer", "task", "mixer.pattern")
-    declarations = [declared_for(tuple(arguments({key: cell[key] for key in naming if key in cell}))) for cell in cells]
+    def declarations_of(cell: Mapping[str, Any], *more: str) -> tuple[dict[str, Option], dict[str, str]]:
+        return declared_for(tuple(arguments({key: cell[key] for key in (*_NAMING, *more) if key in cell})))
+
+    cells = []
+    for grid in experiment.grids:
+        named = product({key: grid[key] for key in _NAMING if key in grid})
+        options = [option for cell in named for option in declarations_of(experiment.fixed | cell)[0].values()]
+        lists = {option.key for option in options if option.takes_list}
+        whole = {
+            key for key in lists & set(grid) if len(grid[key]) > 1 and not any(isinstance(v, list) for v in grid[key])
+        }
+        cells += [experiment.fixed | cell for cell in product(grid | {key: [grid[key]] for key in whole})]
+    declarations = [declarations_of(cell, "mixer.pattern") for cell in cells]
     known = set().union(*(there for there, _ in declarations))
     left_out: dict[str, None] = {}
     points: dict[str, GridPoint] = {}

@@ -23,7 +23,7 @@ from lab.run.record import read_fields, read_rungs
 from lab.run.score import score_of, score_text, window_text
 from lab.sweep.board import Board
 from lab.sweep.command import HELP, PROGRAM, Request
-from lab.sweep.engine import Job, Outcome, Stop, run_local, run_ray, slot_environments
+from lab.sweep.engine import Job, Outcome, Stop, check_cluster, run_local, run_ray, slot_environments
 from lab.sweep.experiment import Experiment
 from lab.sweep.grid import Configuration, Grid, GridPoint, arguments, expand, label, product
 from lab.sweep.summary import show_grid, show_summary
@@ -57,6 +57,8 @@ def main(argv: Sequence[str]) -> int:
         if request.engine == "ray":
             require_extra("ray", "ray")
         planned = [Sweep.plan(experiment, request) for experiment in request.experiments()]
+        if request.engine == "ray" and request.address and not request.dry_run:
+            check_cluster(request.address, any(sweep.use_gpus for sweep in planned), request.per_device)
     except (UsageError, MissingExtraError) as error:
         return fail(PROGRAM, error, 2)
     for sweep in planned:
@@ -154,6 +156,11 @@ class Sweep:
         self._carry_out(by_seed, stop, "runs")
         self.write_index()
 
+    @property
+    def use_gpus(self) -> bool:
+        """Whether any run would take a GPU."""
+        return any(each.command.config["trainer"]["accelerator"] != "cpu" for each, _ in self.grid)
+
     def _job(self, configuration: Configuration, seed: int, stop_at: float | None = None) -> Job:
         folder = configuration.folder(seed).path
         flags = arguments(configuration.options | {"seed": seed, "run_dir": str(self.folder)})
@@ -181,13 +188,12 @@ class Sweep:
         if not waiting:
             say(make_console(), f"{what}: all {len(jobs)} are done already")
             return
-        use_gpus = any(each.command.config["trainer"]["accelerator"] != "cpu" for each, _ in self.grid)
         # Threads are shared among all slots even if the last runs leave some empty: results depend on their number.
-        slots = slot_environments(self.request.slots, use_gpus, self.request.per_device)[: len(waiting)]
+        slots = slot_environments(self.request.slots, self.use_gpus, self.request.per_device)[: len(waiting)]
         board = Board(waiting, len(slots))
         say(board.console, f"{what}: {len(waiting)} to do, {len(done)} done already, {len(slots)} at a time")
         if self.request.engine == "ray":
-            coming = run_ray(waiting, slots, stop, self.request.address, use_gpus, self.request.per_device)
+            coming = run_ray(waiting, slots, stop, self.request.address, self.use_gpus, self.request.per_device)
         else:
             coming = run_local(waiting, slots, stop)
         with board.live():

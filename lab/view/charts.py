@@ -14,7 +14,6 @@ from lab.run.metrics import at_lengths, by_facts, number_at
 from lab.run.record import Run
 from lab.run.score import SCORES, mean_and_spread
 from lab.view.rows import Group, Row, label_of
-from zoo.registry import MIXERS
 from zoo.report import numbers, plots
 from zoo.report.numbers import Number
 
@@ -30,8 +29,8 @@ class Series:
     Attributes:
         label: the configuration, or the mixer if each point is a configuration.
         mixer: the mixer of its configurations.
-        variant: number of the line among the mixer's lines; decides dashes and markers.
-        colour: the mixer's colour in all charts, or its own in a chart of one mixer.
+        variant: number of the line among the mixer's lines; decides the dashes.
+        look: colour and marker: the mixer's, or the line's own in a chart of one mixer.
         x: abscissae, ascending.
         y: means over seeds.
         spread: standard deviations over seeds; 0 for one seed.
@@ -41,7 +40,7 @@ class Series:
     label: str
     mixer: str
     variant: int
-    colour: str
+    look: plots.Look
     x: tuple[Number, ...]
     y: tuple[Number, ...]
     spread: tuple[Number, ...]
@@ -114,14 +113,9 @@ class Chart:
         return {x: f"{x:,}" for x in points} if each else None
 
 
-def charts_of(group: Group, known: Mapping[str, str]) -> list[Chart]:
-    """Return the charts of a task that have anything to show, learning curves first.
-
-    Args:
-        group: the task.
-        known: colours of the mixers, as of `colours`.
-    """
-    lines, by_size = partial(_lines, group, known), partial(_by_size, group, known)
+def charts_of(group: Group) -> list[Chart]:
+    """Return the charts of a task that have anything to show, learning curves first."""
+    lines, by_size = partial(_lines, group), partial(_by_size, group)
     score = group.score.replace("_", " ")
     tested, validated, against = f"test {score}", f"validation {score}", f"{score.capitalize()} against"
     scored: dict[str, Any] = {
@@ -208,9 +202,7 @@ def _at_lengths(run: Run, row: Row) -> dict[Number, Number]:
     return found
 
 
-def _lines(
-    group: Group, known: Mapping[str, str], points: Callable[[Row], Sequence[Mapping[Any, Number]]]
-) -> tuple[Series, ...]:
+def _lines(group: Group, points: Callable[[Row], Sequence[Mapping[Any, Number]]]) -> tuple[Series, ...]:
     """Return a line for each configuration, from the points {x: y} of each of its seeds."""
     lines = {}
     for row in sorted(group.rows, key=lambda row: row.label):
@@ -219,12 +211,10 @@ def _lines(
         places = [*places[: -1 : len(places) // _MOST_POINTS + 1], *places[-1:]]
         at = {x: [seed[x] for seed in seeds if x in seed] for x in places}
         lines[row.mixer, row.label] = [(x, *_mean_and_spread(values)) for x, values in at.items()]
-    return _series(lines, known)
+    return _series(lines)
 
 
-def _by_size(
-    group: Group, known: Mapping[str, str], size: Callable[[Row], Number | None], without: str = ""
-) -> tuple[Series, ...]:
+def _by_size(group: Group, size: Callable[[Row], Number | None], without: str = "") -> tuple[Series, ...]:
     """Return a line per mixer through its tested configurations; with `without`, one per value of all other options."""
     lines = defaultdict(list)
     for row in group.rows:
@@ -232,18 +222,18 @@ def _by_size(
         if row.tested and x is not None and values:
             label = label_of(row.mixer, row.options, row.telling - {without}) if without else row.mixer
             lines[row.mixer, label].append((x, *_mean_and_spread(values), row.label))
-    return _series(lines, known)
+    return _series(lines)
 
 
-def _series(lines: Mapping[tuple[str, str], Sequence[tuple[Any, ...]]], known: Mapping[str, str]) -> tuple[Series, ...]:
+def _series(lines: Mapping[tuple[str, str], Sequence[tuple[Any, ...]]]) -> tuple[Series, ...]:
     """Return the lines that have points, from {(mixer, label): points of x, y, spread and perhaps a label}."""
     drawn = {key: sorted(points) for key, points in lines.items() if points}
     alone = len({mixer for mixer, _ in lines}) == 1 < len(lines)
     found, variants = [], defaultdict(itertools.count)
     for (mixer, label), points in drawn.items():
         variant = next(variants[mixer])
-        colour = plots.COLOURS[variant % len(plots.COLOURS)] if alone else known[mixer]
-        found.append(Series(label, mixer, variant, colour, *zip(*points, strict=True)))
+        look = plots.nth_look(variant) if alone else plots.look_of(mixer)
+        found.append(Series(label, mixer, variant, look, *zip(*points, strict=True)))
     return tuple(found)
 
 
@@ -258,8 +248,3 @@ def _floor(group: Group) -> dict[Number, Number]:
     known = [run.metrics.get("floor_at_heads", {}) for row in group.rows for run in row.judged]
     found = {int(heads): error for each in known for heads, error in each.items() if error is not None}
     return {heads: error for heads, error in sorted(found.items()) if error > _ROUNDOFF}
-
-
-def colours(groups: Sequence[Group]) -> dict[str, str]:
-    """Return a colour for each mixer, the same in all charts and, as far as it can be, in all comparisons."""
-    return plots.colours((row.mixer for group in groups for row in group.rows), MIXERS)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lab.view.charts import charts_of, colours
+from lab.view.charts import charts_of
 from lab.view.page import as_page
 from lab.view.picture import heat_map, paper_figure
 from lab.view.rows import Group, group_runs
@@ -76,11 +76,10 @@ def main(argv: Sequence[str]) -> int:
 
         show_in_tensorboard(groups, arguments.port, lambda line: print(line, flush=True))
     elif arguments.figure is not None:
-        known = colours(groups)
         charts = [
             replace(chart, title=group.title)
             for group in groups
-            for chart in charts_of(group, known)
+            for chart in charts_of(group)
             if chart.kind in _OF_A_PAPER
         ]
         if not charts:

@@ -37,7 +37,7 @@ from lab.view.cells import (
     task_names,
 )
 from lab.view.picture import heat_map, share
-from lab.view.rows import Group, Row
+from lab.view.rows import Group, Row, place
 from lab.view.table import columns_of, explain
 from zoo.errors import UsageError
 from zoo.evidence.interval import FEWEST_SCORES, FEWEST_SEEDS, FEWEST_TASKS, of_interquartile_mean, of_median
@@ -45,7 +45,7 @@ from zoo.registry import MIXERS
 from zoo.report.files import as_json, read_json, write_all
 from zoo.report.numbers import count, duration
 from zoo.report.page import LISTED, Column, Section, as_markdown, render
-from zoo.report.plots import as_png
+from zoo.report.plots import as_png, look_of
 from zoo.report.terminal import Parser, fail, make_console, make_table, say
 from zoo.signals import CTRL_C, SCHEDULER, handled
 
@@ -176,6 +176,11 @@ class Board:
             raise UsageError(f"{file} is not JSON: {error}") from None
         return {(record["mixer"], record["task"]): record for record in stored}
 
+    @property
+    def shown(self) -> list[Record]:
+        """The records of tasks that are as they were."""
+        return of_today(self.records.values())
+
     def get(self, cell: Cell) -> Record | None:
         """Return the record of a cell, of whatever configuration."""
         return self.records.get((cell.mixer, cell.task))
@@ -187,8 +192,8 @@ class Board:
 
     def write(self) -> list[Path]:
         """Write file and pages, without cells whose task has changed since; return the files."""
-        kept = sorted(self.records.values(), key=lambda each: (_place(each["mixer"]), each["task"]))
-        shown = of_today(kept)
+        kept = sorted(self.records.values(), key=lambda each: (place(each["mixer"]), each["task"]))
+        shown = self.shown
         groups = groups_of(shown, task_names())
         sections = [overview(groups), *map(section_of, groups)]
         command = ["```sh", "python -m lab leaderboard --mixers all --out docs  # runs the missing cells", "```"]
@@ -202,7 +207,7 @@ class Board:
             STORED: as_json(kept),
             PAGE: as_markdown("Leaderboard", about, sections, end),
             SORTABLE: render(
-                Path(__file__).with_name("leaderboard.html"), budgets=BUDGETS, notes=notes, data=_as_data(groups)
+                Path(__file__).with_name("leaderboard.html"), budgets=BUDGETS, notes=notes, data=as_data(groups)
             ),
         }
         return write_all(self.out, pages | ({PICTURE: as_png(heat_map(groups))} if shown else {}))
@@ -313,7 +318,7 @@ def overview(groups: Sequence[Group]) -> Section:
     lines_in_all = over_all(groups)
     if any(map(lines_in_all.cell, lines.values())):
         columns.append(lines_in_all)
-    return Section("All tasks", columns, sorted(lines.values(), key=lambda line: (not line.tested, _place(line.label))))
+    return Section("All tasks", columns, sorted(lines.values(), key=lambda line: (not line.tested, place(line.label))))
 
 
 def _guess(label: str, score: str, value: float | None) -> Row:
@@ -333,8 +338,8 @@ def _task_column(group: Group, rows: Mapping[str, Row]) -> Column:
     )
 
 
-def _as_data(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return what the sortable page shows of each cell, as plain data."""
+def as_data(groups: Sequence[Group]) -> dict[str, Any]:
+    """Return what the sortable page and the gallery show of each cell, as plain data."""
     mixers: dict[str, dict[str, Any]] = {}
     for group in groups:
         for row in group.rows:
@@ -342,17 +347,20 @@ def _as_data(groups: Sequence[Group]) -> dict[str, Any]:
                 continue
             known = row.label in MIXERS
             family = MIXERS.entry(row.label).family if known else "of one's own"
-            mixer = mixers.setdefault(row.label, {"name": row.label, "family": family, "cells": {}})
+            look = look_of(row.label)._asdict()
+            mixer = mixers.setdefault(row.label, {"name": row.label, "family": family, "look": look, "cells": {}})
             at = {str(steps): _value_at(row, steps) for steps in BUDGETS}
-            facts = [f"{row.label} on {group.title}: {row.score_text}", f"window {window_text(row.window)} octaves"]
+            window = window_text(row.window)
+            facts = [f"{row.label} on {group.title}: {row.score_text}", f"window {window} octaves"]
             mixer["cells"][group.title] = {
                 "score": row.center(),
                 "share": share(group, row.center()),
                 "solved": "{}/{}".format(*row.solved) if row.solved else "",
+                "window": window,
                 "at": {steps: {"value": value, "share": share(group, value)} for steps, value in at.items()},
                 "title": ", ".join([*facts, f"{CONVERGED.cell(row)} converged"]),
             }
-    ordered = sorted(mixers.values(), key=lambda mixer: _place(mixer["name"]))
+    ordered = sorted(mixers.values(), key=lambda mixer: place(mixer["name"]))
     return {"tasks": [group.title for group in groups], "mixers": ordered, "budgets": BUDGETS}
 
 
@@ -374,12 +382,6 @@ def over_all(groups: Sequence[Group]) -> Column:
         value=lambda line: found[line.label].value if line.label in found else None,
         more_first=True,
     )
-
-
-def _place(mixer: str) -> tuple[int, str]:
-    """Return a key that sorts mixers as the registry does, then one's own by name."""
-    names = list(MIXERS)
-    return (names.index(mixer) if mixer in names else len(names)), mixer
 
 
 def origin(records: Sequence[Record]) -> str:

@@ -11,16 +11,16 @@ from typing import Any
 from urllib.parse import quote
 
 from lab.run.record import Run
-from lab.view.charts import Chart, Series, charts_of, colours
-from lab.view.rows import Group, Row, value_text
+from lab.view.charts import Chart, Series, charts_of
+from lab.view.rows import Group, Row, mixers_of, value_text
 from zoo.extras import require_extra
 from zoo.report.page import Section, render
+from zoo.report.plots import look_of
 
-_MARKED = 12  # lines with fewer points have a marker at each
+_MOST_MARKERS = 12  # of a line
 _LEGEND_ENTRIES = 8
 _HEIGHT, _LEGEND_LINE = 360, 20  # pixels
 _DASHES = ("solid", "dash", "dot", "dashdot")
-_MARKERS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "x", "cross", "star")
 
 
 def as_page(
@@ -45,7 +45,7 @@ def as_page(
     Raises:
         MissingExtraError: plotly or jinja2 is not installed.
     """
-    known, options = colours(groups), filter_options(groups)
+    options = filter_options(groups)
 
     def chosen(row: Row) -> dict[str, str]:
         return {key: value_text(row.options[key]) for key in options if key in row.options}
@@ -58,14 +58,14 @@ def as_page(
         except ValueError:  # on another drive
             return there.as_uri()
 
-    figures = {group.title: [figure_of(chart) for chart in charts_of(group, known)] for group in groups}
+    figures = {group.title: [figure_of(chart) for chart in charts_of(group)] for group in groups}
     return render(
         Path(__file__).with_name("page.html"),
         title=title,
         about=about,
         sections=sections,
         tasks=[group.title for group in groups],
-        colours=known,
+        looks={mixer: look_of(mixer) for mixer in mixers_of(groups)},
         options=options,
         figures=figures,
         plotly=require_extra("plotly.offline").get_plotlyjs(),
@@ -160,9 +160,9 @@ def _line(each: Series, chart: Chart) -> dict[str, Any]:
         "x": each.x,
         "y": each.y,
         "name": html.escape(each.label),
-        "mode": "lines+markers" if len(each.x) < _MARKED else "lines",
-        "line": {"color": each.colour, "width": 2, "dash": _DASHES[each.variant % len(_DASHES)]},
-        "marker": {"size": 7, "symbol": _MARKERS[each.variant % len(_MARKERS)]},
+        "mode": "lines+markers",
+        "line": {"color": each.look.colour, "width": 2, "dash": _DASHES[each.variant % len(_DASHES)]},
+        "marker": {"size": 7, "symbol": each.look.symbol, "maxdisplayed": _MOST_MARKERS},
         "error_y": {
             "type": "data",
             "symmetric": False,
@@ -186,7 +186,7 @@ def _band(each: Series, log: bool) -> dict[str, Any]:
         "x": [*each.x, *reversed(each.x)],
         "y": [*high, *reversed(low)],
         "fill": "toself",
-        "fillcolor": each.colour,
+        "fillcolor": each.look.colour,
         "opacity": 0.15,
         "line": {"width": 0},
         "mode": "lines",

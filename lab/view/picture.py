@@ -88,7 +88,7 @@ def heat_map(groups: Sequence[Group]) -> Figure:
     label = "from guessing (0) to a perfect score (1)"
     if any(level(group.score, group.chance) is None for group in groups):
         label += "; perplexities: to the best one (1)"
-    bar = figure.colorbar(image, ax=axes)
+    bar = figure.colorbar(image, ax=axes, location="bottom")
     bar.set_label(label, color=_GREY)
     bar.ax.tick_params(labelcolor=_GREY)
     return figure
@@ -112,13 +112,13 @@ def paper_figure(charts: Sequence[Chart], columns: int) -> Figure:
                 if wanted:
                     scale("log")
             for each in chart.series:
-                look = {"color": each.colour, "linestyle": ("-", "--", ":")[each.variant % 3], "linewidth": 1.2}
-                axes.plot(each.x, each.y, label=each.label, marker="" if chart.kind == "curve" else "o", ms=2.5, **look)
+                look = {"color": each.look.colour, "linestyle": ("-", "--", ":")[each.variant % 3], "linewidth": 1.2}
+                axes.plot(each.x, each.y, label=each.label, marker=each.look.marker, markevery=0.15, ms=3, **look)
                 low, high = each.band(chart.log_y)
-                axes.fill_between(each.x, low, high, color=each.colour, alpha=0.15, linewidth=0)
+                axes.fill_between(each.x, low, high, color=each.look.colour, alpha=0.15, linewidth=0)
             if chart.chance is not None:
                 axes.axhline(chart.chance, color=_GREY, linewidth=0.8, linestyle="--")
-            name_lines(axes)
-        for axes in list(figure.axes)[len(charts) :]:
+        name_lines(*figure.axes[: len(charts)])
+        for axes in figure.axes[len(charts) :]:
             axes.set_axis_off()
     return figure

@@ -13,6 +13,7 @@ from lab.run.identity import given_options
 from lab.run.metrics import numbers_at
 from lab.run.record import Run
 from lab.run.score import LEFT, guess_level, level, mean_and_spread, median_steps, merit, score_of, score_text
+from zoo.registry import MIXERS
 from zoo.report.numbers import Number, plain
 
 logger = logging.getLogger(__name__)
@@ -270,3 +271,14 @@ def value_text(value: Any) -> str:
 
 def _text(options: Mapping[str, Any]) -> str:
     return json.dumps(given_options(options), sort_keys=True, default=str)
+
+
+def mixers_of(groups: Iterable[Group]) -> list[str]:
+    """Return the mixers of the configurations, in the order of the registry, one's own last."""
+    return sorted({row.mixer for group in groups for row in group.rows}, key=place)
+
+
+def place(mixer: str) -> tuple[int, str]:
+    """Return a key that sorts mixers as the registry does, then one's own by name."""
+    names = list(MIXERS)
+    return (names.index(mixer) if mixer in names else len(names)), mixer

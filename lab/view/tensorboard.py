@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 from urllib.parse import quote
 
 from lab.run.files import EVENTS
-from lab.view.charts import charts_of, colours
-from lab.view.rows import Group
+from lab.view.charts import charts_of
+from lab.view.rows import Group, mixers_of
 from zoo.extras import require_extra
 from zoo.report.events import write_events
 from zoo.signals import SCHEDULER, handled
@@ -101,12 +101,11 @@ def lay_out(groups: Sequence[Group], folder: Path) -> Callable[[], None]:
                     there.symlink_to(events.resolve())
 
     link()
-    known = colours(groups)
-    points: dict[str, list[tuple[int, Any]]] = {mixer: [] for mixer in known}
+    points: dict[str, list[tuple[int, Any]]] = {mixer: [] for mixer in mixers_of(groups)}
     categories = []
     for group in groups:
         charts = []
-        for chart in charts_of(group, known):
+        for chart in charts_of(group):
             if chart.kind == "rate":  # steps are whole numbers
                 continue
             bands = {}

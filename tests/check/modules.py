@@ -108,12 +108,9 @@ class LongConv(nn.Module):
         n = x.shape[1]
         kernel = (-self.rate.abs() * torch.arange(n, device=x.device)[:, None].to(x)).exp().to(x)
         wide = torch.promote_types(x.dtype, torch.float32)
-        size = self.size(n)
+        size = 2 * n
         spectrum = torch.fft.rfft(x.to(wide), size, dim=1) * torch.fft.rfft(kernel.to(wide), size, dim=0)
         return self.gain * torch.fft.irfft(spectrum, size, dim=1)[:, :n].to(x) + self.skip * x
-
-    def size(self, n: int) -> int:
-        return 2 * n
 
 
 class Routed(LongConv):
@@ -165,13 +162,16 @@ class Named(Stepper):
 
 
 class Several(Stepper):
-    """Returns two states as separate values, for inputs with an axis of positions."""
+    """Shifts tokens; returns three states as separate values, for inputs with an axis of positions."""
 
-    def step(self, x: Tensor, h: Tensor | None = None, n: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def step(self, x: Tensor, h: Tensor | None = None, n: Tensor | None = None, last: Tensor | None = None) -> Any:
         if x.ndim != 3:
             raise ValueError("(batch, 1, d_model)")
-        y, h = super().step(x[:, 0], h)
-        return y.unsqueeze(1), h, torch.ones(()) if n is None else n + 1
+        y, h = super().step(x[:, 0] if last is None else x[:, 0] + 0.1 * last, h)
+        return y.unsqueeze(1), h, torch.ones(()) if n is None else n + 1, x[:, 0]
+
+    def normed(self, x: Tensor) -> Tensor:
+        return super().normed(x + 0.1 * F.pad(x, (0, 0, 1, -1)))
 
 
 class Cached(nn.Module):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import zoo
-from tests import ROOT, install, refused, run_python
+from tests import install, refused
 from tests.check import planted
 from tests.check.modules import Recurrence, Stepper
 from zoo.check import check
@@ -123,15 +123,12 @@ class Closed(Recurrence):
 
 STREAMING: dict[str, tuple[dict[str, Any], int]] = {
     "torch.nn:LSTM": ({"hidden_size": 8, "num_layers": 2, "batch_first": True}, 2 * 2 * 8),
-    "torch.nn:GRU": ({"hidden_size": 8, "batch_first": True}, 8),
     f"{MODULES}:Recurrence": ({}, 2 * 8 + 8),
     f"{MODULES}:Attention": ({}, 2 * 9 * 8),
     f"{__name__}:Closed": ({}, 2 * 8 + 8),
     f"{MODULES}:Stepper": ({}, 8),
-    f"{MODULES}:Named": ({}, 8),
-    f"{MODULES}:Several": ({}, 8 + 1),
+    f"{MODULES}:Several": ({}, 8 + 1 + 8),
     f"{MODULES}:Cached": ({}, 2 * 9 * 8),
-    f"{MODULES}:Hiddens": ({}, 2 * 9 * 8),
 }
 """Modules with protocols of their own, their options, and the numbers of their states after nine positions."""
 
@@ -295,16 +292,6 @@ def test_a_hybrids_member_has_its_options_under_its_class() -> None:
         zoo.create_layers("hybrid", 2, 8, pattern=["torch.nn:LSTM", "zoo.mixers.lstm:LSTM"])
 
 
-@pytest.mark.slow
-def test_the_documentation_runs(registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    scope: dict[str, Any] = {}
-    run_python((ROOT / "docs" / "your_own.md").read_text(encoding="utf-8").partition("## Your task")[0], scope)
-    assert scope["model"].generate(torch.zeros(1, 3, dtype=torch.long), 2).shape == (1, 5)
-    assert zoo.create_mixer("slow_leaky", 8).decay == 0.99
-    assert zoo.create_mixer("my_mixers.py:GatedMean", 8, bias=True).module.gate.bias is not None
-
-
 @dataclass
 class Config:
     hidden_size: int
@@ -348,7 +335,7 @@ def test_a_width_of_any_usual_name_is_found(cls: type[nn.Module]) -> None:
     assert zoo.create_mixer(name, 8)(torch.ones(1, 3, 8)).shape == (1, 3, 8)
     if cls is Wide:
         assert zoo.create_mixer(name, 8, heads=3, dim=8).module.heads == 3
-        with pytest.raises(ValueError, match="cannot be run"):
+        with pytest.raises(ValueError, match=r"cannot be run: .*; dim=4, but d_model=8 is the width"):
             zoo.create_mixer(name, 8, dim=4)
 
 

@@ -42,7 +42,7 @@ def file(tmp_path: Path) -> Path:
 def test_a_registered_mixer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "lstm", "--d_model", "8", "--only", "causality,chunked", "--only", "lengths"]) == 0
     out = capsys.readouterr().out
-    assert "3 passed, 0 failed, 0 not applicable" in out
+    assert "0 failed, 3 passed, 0 not applicable" in out
     assert "stream(x, state)" in out
 
 
@@ -58,7 +58,7 @@ def test_a_failure_is_told_with_its_command_and_status_1(
     written = tmp_path / "found.json"
     assert main(["check", f"{file}:Mixer", *FAST, "--option", "n_dead=2", "--json", str(written)]) == 1
     out = capsys.readouterr().out
-    assert "1 passed, 1 failed, 1 not applicable" in out
+    assert "1 failed, 1 passed, 1 not applicable" in out
     assert f"zoo check {file}:Mixer --only parameters_trained --d_model 8 --option n_dead=2" in out
     found = {f["property"]: f for f in json.loads(written.read_text())["findings"]}
     assert found["parameters_trained"]["verdict"] == "failed"
@@ -73,7 +73,7 @@ def test_an_adapter_of_a_file_teaches_a_protocol(
     adapter.write_text(EXAMPLE)
     assert len(EXAMPLE.strip().splitlines()) <= 12
     assert main(["check", f"{file}:Mixer", *FAST, "one_by_one"]) == 0
-    assert "2 passed, 0 failed, 2 not applicable" in capsys.readouterr().out
+    assert "0 failed, 2 passed, 2 not applicable" in capsys.readouterr().out
     assert main(["check", f"{file}:Mixer", *FAST, "one_by_one", "--adapter", f"{adapter}:MyAdapter"]) == 0
     assert "4 passed" in capsys.readouterr().out
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests import slow
 from tests.check.modules import PROTOCOLS, Attention, Bidirectional, Cached, LongConv, Ragged, Recurrence, Stepper
 from tests.check.planted import ERRORS, Planted
 from tests.tolerances import TOLERANCES as SUITE
@@ -17,6 +18,8 @@ from zoo.check.outcome import TOLERANCES, miss
 D_MODEL = 8
 FAST = [each.name for each in properties() if not each.slow]
 SLOW = [each.name for each in properties() if each.slow]
+DIFFERENT = (Recurrence, Attention, Stepper, Cached, Ragged, Bidirectional)
+"""Between them they have every way of streaming and most of padding; the others are slow."""
 
 
 def find(make: Any, name: str, **setting: Any) -> Finding:
@@ -24,7 +27,7 @@ def find(make: Any, name: str, **setting: Any) -> Finding:
     return finding
 
 
-@pytest.mark.parametrize("module", PROTOCOLS)
+@pytest.mark.parametrize("module", [slow(module, unless=module in DIFFERENT) for module in PROTOCOLS])
 def test_a_right_module_passes(module: type[nn.Module]) -> None:
     report = check(module, d_model=D_MODEL, only=FAST, looks_ahead=module is Bidirectional)
     report.raise_if_failed()
@@ -37,21 +40,10 @@ def test_a_right_module_passes(module: type[nn.Module]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", [*PROTOCOLS, nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("module", [*DIFFERENT, nn.LSTM])
 def test_a_right_module_passes_the_slow_ones(module: type[nn.Module]) -> None:
     options = {"hidden_size": D_MODEL, "batch_first": True} if issubclass(module, nn.RNNBase) else {}
     check(module, d_model=D_MODEL, only=SLOW, options=options).raise_if_failed()
-
-
-@pytest.mark.slow
-def test_every_property_of_torchs_lstm_passes_or_says_why_not() -> None:
-    # torch's LSTM in bfloat16 needs a processor that knows it.
-    only = [name for name in FAST if name not in ("bfloat16", "autocast")]
-    report = check(nn.LSTM, d_model=8, options={"hidden_size": 8, "batch_first": True}, only=only)
-    report.raise_if_failed()
-    silent = {f.property: f.detail for f in report.findings if f.verdict == "not_applicable"}
-    assert set(silent) == {"padding", "operator", "rank"}
-    assert "coefficient(t)" in silent["operator"]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: f"{error.seen_by}: {error.what}")
@@ -61,6 +53,51 @@ def test_a_planted_error_is_seen_by_its_property(error: Planted, monkeypatch: py
     assert finding.verdict == "failed", finding.detail
     assert "expected: " in finding.detail
     assert "\n" not in finding.detail
+
+
+class Best(nn.Module):
+    """Causal attention to the four best positions."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(d_model, 3 * d_model, bias=False), nn.Linear(d_model, d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        logits = (q @ k.mT / x.shape[2] ** 0.5).masked_fill(future, -torch.inf)
+        fourth = logits.topk(min(4, x.shape[1]), -1).values[..., -1:]
+        return self.out(logits.masked_fill(logits < fourth, -torch.inf).softmax(-1) @ v)
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "autocast"])
+def test_a_hard_choice_is_no_lack_of_precision(name: str) -> None:
+    finding = check(Best, d_model=16, seed=1, only=[name]).findings[0]
+    assert finding.verdict == "passed", finding.detail
+
+
+class Routed(nn.Module):
+    """A cumulative sum and the best of four experts, whose share of one has no gradient."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(d_model, 4), nn.Linear(d_model, 4 * d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.stream(x)[0]
+
+    def stream(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        h = x.cumsum(1) if state is None else state + x.cumsum(1)
+        share, best = self.router(h).softmax(-1).max(-1, keepdim=True)
+        outputs = self.experts(h).unflatten(2, (4, -1))
+        y = outputs.take_along_dim(best.unsqueeze(-1), 2).squeeze(2)
+        return share / share.clone() * y, h[:, -1:]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_rounding_in_the_place_of_a_gradient_of_zero_is_no_lost_gradient(seed: int) -> None:
+    (finding,) = check(Routed, d_model=16, seed=seed, only=["stream_gradients"]).findings
+    assert finding.verdict == "passed", finding.detail
 
 
 def test_every_property_has_a_planted_error() -> None:
@@ -79,6 +116,13 @@ class Changed(LongConv):
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise TypeError("one of a kind")
+
+
+class Float32(Recurrence):
+    def stream(self, x: Tensor, state: Any = None) -> Any:
+        if x.dtype == torch.float64:
+            raise TypeError("no float64 here")
+        return super().stream(x, state)
 
 
 class Options(nn.Module):
@@ -156,6 +200,7 @@ class StepAlone(Stepper):
         (Changed, "float32", "passed", "is not smooth"),
         (Changed, "one_by_one", "not_applicable", "an adapter of ten lines"),
         (Changed, "causality", "passed", ""),
+        (Float32, "chunked", "passed", ""),
         (Changed, "costs", "not_applicable", "no training pass at 512 positions: ValueError: at most 100 positions"),
         (Changed, "gradient_decay", "not_applicable", "no gradient profile at 128 positions"),
         (Changed, "padding", "not_applicable", "attention_mask"),

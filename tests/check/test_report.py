@@ -6,7 +6,6 @@ import dataclasses
 import json
 import re
 import shlex
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
@@ -43,7 +42,7 @@ def test_a_report_is_plain_data_and_raises_its_failures() -> None:
     read = json.loads(report.to_json())
     assert [f["property"] for f in read["findings"]] == [f.property for f in report.findings]
     assert set(read["findings"][0]) == {field.name for field in dataclasses.fields(Finding)}
-    assert read["setting"]["d_model"] == 8
+    assert (read["setting"]["d_model"], read["setting"]["adapter"]) == (8, None)
     (failed,) = report.failed
     for raising in (report, failed):
         with pytest.raises(ConformanceError, match=r"parameters_trained: .*no gradient for unused") as caught:
@@ -54,7 +53,7 @@ def test_a_report_is_plain_data_and_raises_its_failures() -> None:
     assert again.findings == (failed,)
 
 
-@pytest.mark.parametrize("error", [e for e in ERRORS if e.seen_by in ("chunked", "state_dict", "large_inputs")][:4])
+@pytest.mark.parametrize("error", [e for e in ERRORS if e.seen_by in ("chunked", "large_inputs")][:2])
 def test_the_command_of_a_failure_finds_it_again(
     error: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:
@@ -100,30 +99,11 @@ def test_what_cannot_be_checked_is_refused(target: Any, setting: dict[str, Any],
         check(target, **{"d_model": 8} | setting)
 
 
-class Reader(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.sources: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 def test_a_page_holds_findings_plots_and_commands_and_needs_no_network() -> None:
     report = check("linear_attention", d_model=8, only=["one_by_one", "rank", "gradient_decay", "padding"])
     failed = Finding("causality", "failed", "<script>alert(1)</script> & more", "zoo check '<b>'")
     text = as_html(Report("<i>name</i>", report.setting, (*report.findings, failed)))
-    reader = Reader()
-    reader.feed(text)
-    assert reader.open == []
-    (picture,) = reader.sources
-    assert picture.startswith("data:image/png;base64,")
+    assert re.findall(r'(?:src|href)="(.{22})', text) == ["data:image/png;base64,"]
     assert not re.search(r"https?://|@import|<script|<i>|<b>", text)
     assert all(text.index("causality") < text.index(f"<th>{finding.property}<") for finding in report.findings)
     assert "zoo check &#39;&lt;b&gt;&#39;" in text

@@ -10,7 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from tests.cases import D_MODEL, KINDS, OF_THEIR_OWN_OP, Case, assert_states_close, cases, draw, randomise
+from tests.cases import (
+    D_MODEL,
+    KINDS,
+    OF_THEIR_OWN_OP,
+    Case,
+    assert_states_close,
+    cases,
+    draw,
+    randomise,
+    trained_by_outputs,
+)
 from tests.tolerances import assert_close
 from zoo import Backbone, create_mixer, list_mixers
 from zoo.coefficient import recording
@@ -27,7 +37,7 @@ def _fresh_compiler() -> Iterator[None]:
 
 def assert_agrees(compiled: nn.Module, eager: nn.Module, *inputs: Tensor) -> None:
     """Same outputs, and same gradients for the first input where it takes any, and for every parameter."""
-    of = [t for t in inputs[:1] if t.requires_grad] + list(eager.parameters())
+    of = [t for t in inputs[:1] if t.requires_grad] + trained_by_outputs(eager)
     actual, expected = compiled(*inputs), eager(*inputs)
     assert_close(actual, expected)
     assert_close(*(torch.autograd.grad(y.square().sum(), of) for y in (actual, expected)))
@@ -37,12 +47,12 @@ def assert_agrees(compiled: nn.Module, eager: nn.Module, *inputs: Tensor) -> Non
 @cases(variants=False)
 def test_forward_agrees_with_eager(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)
-    x = draw(2, 4, D_MODEL, generator=generator).requires_grad_()
+    x = draw(2, 40, D_MODEL, generator=generator).requires_grad_()
     assert_agrees(torch.compile(mixer, backend="aot_eager", fullgraph=True), mixer, x)
 
 
 @pytest.mark.slow
-@cases(variants=False)
+@cases(variants=False, names=random.Random("stream").sample(list_mixers(), 16))
 def test_stream_with_lengths_agrees_with_eager(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)
     x, lengths = draw(2, 4, D_MODEL, generator=generator), torch.tensor([4, 2])
@@ -76,16 +86,7 @@ def test_recording_after_compilation_is_seen(generator: torch.Generator) -> None
 
 
 @pytest.mark.slow
-def test_another_length_does_not_give_a_stale_answer(generator: torch.Generator) -> None:
-    mixer = Case("attention", {"position": "rope"}).create(generator)
-    compiled = torch.compile(mixer, backend="aot_eager", fullgraph=True)
-    for seq_len in (5, 9, 1):
-        x = draw(2, seq_len, D_MODEL, generator=generator)
-        assert_close(compiled(x), mixer(x))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list_mixers())
+@pytest.mark.parametrize("name", OF_THEIR_OWN_OP)
 def test_an_exported_program_takes_sequences_of_any_length(name: str, generator: torch.Generator) -> None:
     mixer = create_mixer(name, D_MODEL).eval()
     lengths = Dim("seq", min=2, max=1000)
@@ -93,7 +94,7 @@ def test_an_exported_program_takes_sequences_of_any_length(name: str, generator:
         program = torch.export.export(
             mixer, (draw(2, 100, D_MODEL, generator=generator).float(),), dynamic_shapes=({1: lengths},)
         )
-        for seq_len in (2, 7, 63, 64, 1000):
+        for seq_len in (2, 63, 1000):
             x = draw(2, seq_len, D_MODEL, generator=generator).float()
             assert_close(program.module()(x), mixer(x))
 
@@ -111,7 +112,7 @@ def test_a_trace_agrees_with_eager_at_its_own_shape(case: Case, generator: torch
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex:UserWarning")
-@cases(variants=False, names=random.Random("inductor").sample(OF_THEIR_OWN_OP, 12))  # ten seconds each
+@cases(variants=False, names=random.Random("inductor").sample(OF_THEIR_OWN_OP, 8))  # ten seconds each
 def test_inductor_agrees_with_eager(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)
     x = draw(2, 5, D_MODEL, generator=generator).requires_grad_()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 from collections.abc import Callable
@@ -11,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.text import Text
-from rich.console import Console
 
 from tests import raising, refused
 from zoo import extras
@@ -142,15 +139,6 @@ def test_a_record_reads_back_and_its_section_has_each_check() -> None:
     assert "](made_up.png)" in text
 
 
-def test_the_table_shows_the_check_that_decides() -> None:
-    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    with console.file:
-        console.print(page.verdict_table([verdict_of(1.0, math.nan), verdict_of(1.0, math.nan, slogan=True)]))
-    lines = console.export_text()
-    assert "q|1: nan (≤ 2 predicted)" in lines
-    assert "q|0: 1 (≤ 2 said)" in lines
-
-
 @pytest.mark.parametrize(
     ("call", "package"),
     [
@@ -165,51 +153,3 @@ def test_a_missing_extra_is_named(
     monkeypatch.setattr(extras, "import_module", raising(ModuleNotFoundError(name=package)))
     with refused(rf"{package} is not installed: pip install {package}, or .*\[report\]", extras.MissingExtraError):
         call()
-
-
-def test_a_plot_of_shares_reaches_from_0_to_1_however_close_they_are() -> None:
-    curves = (Curve("attention", (1, 2), (0.98, 0.99)),)
-    panels = [Panel("recall", "x", "accuracy", curves, log_y=False, share=share) for share in (False, True)]
-    close, whole = (axes.get_ylim() for axes in page.panels_figure(panels).axes)
-    assert close[0] > 0.9
-    assert whole[0] < 0 < 1 < whole[1] < 1.1
-
-
-@pytest.mark.parametrize(
-    ("names", "style", "place"),
-    [  # lines have their names at their ends
-        ([f"mixer {i}" for i in range(10)], "points", "at the points"),
-        ([f"mixer {i}" for i in range(11)], "points", "beside"),
-        ([f"S3, delta_product, dt_max 0.001, n_heads {i}" for i in range(5)], "points", "beside"),
-        ([f"mixer {i}" for i in range(8)], "marked", "at the ends"),
-        ([f"mixer {i}" for i in range(20)], "marked", "at the ends"),
-    ],
-)
-def test_names_of_curves_cover_no_point(names: list[str], style: Any, place: str) -> None:
-    xs = (0,) if style == "points" else (0, 1)
-    curves = tuple(Curve(name, xs, [2.0 * i + x for x in xs], style) for i, name in enumerate(names))
-    figure = page.panels_figure([Panel("recall", "x", "y", curves, log_y=False)])
-    (axes,) = figure.axes
-    legend = axes.get_legend()
-    if place == "at the points":
-        assert legend is None
-        assert [text.get_text() for text in axes.texts] == names
-        return
-    figure.draw_without_rendering()
-    # Of a name without the line that leads to it.
-    extents = [legend.get_window_extent()] if legend else [Text.get_window_extent(text) for text in axes.texts]
-    assert all(extent.x0 >= axes.get_window_extent().x1 and extent.x1 <= figure.bbox.x1 for extent in extents)
-    if place == "at the ends":  # of more than eight, those that end lower are grey and have no name
-        assert {text.get_text() for text in axes.texts} == set(names[-8:])
-        heights = sorted((extent.y0, extent.y1) for extent in extents)
-        assert all(lower[1] <= upper[0] + 1 for lower, upper in itertools.pairwise(heights))
-
-
-def test_named_abscissae_have_a_legend_where_nothing_else_names_the_curves() -> None:
-    def legends(*panels: Panel) -> list[bool]:
-        return [axes.get_legend() is not None for axes in page.panels_figure(panels).axes]
-
-    curves = (Curve("attention", (0, 1), (1.0, 2.0)), Curve("delta rule", (0, 1), (2.0, 1.0)))
-    gates = Panel("gates", "", "accuracy", curves, x_names=("per head", "per channel"))
-    assert legends(gates, gates) == [True, False]
-    assert legends(Panel("text", "", "bits", curves, x_names=("attention", "delta rule"))) == [False]

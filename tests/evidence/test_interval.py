@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,49 +12,15 @@ from zoo.evidence import interval as intervals
 
 LEAST = 0.93
 """Coverage of nominal 95 %."""
-Sampler = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
-KINDS: dict[str, tuple[Sampler, float]] = {
-    "normal": (lambda rng, size: rng.normal(size=size), 0.0),
-    "skewed": (lambda rng, size: rng.lognormal(sigma=1.5, size=size), 1.0),
-    "accuracies near one": (lambda rng, size: 1 - rng.exponential(0.01, size=size).clip(0, 1), 1 - 0.01 * math.log(2)),
-    "one seed in five learns nothing": (
-        lambda rng, size: np.where(rng.random(size) < 0.2, 0.25, 1 - 0.01 * rng.random(size)),
-        1 - 0.01 * 0.625,
-    ),
-    "shares of 40 right answers": (lambda rng, size: rng.binomial(40, 0.98, size) / 40, 1.0 - 0.025),
-    "all alike": (lambda rng, size: np.ones(size), 1.0),
-}
-"""How samples are drawn, and the median of what they are drawn from."""
 
 
-@pytest.mark.parametrize("n", [5, 10])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_interval_of_a_median_covers_it(kind: str, n: int, rng: np.random.Generator) -> None:
-    sample, median = KINDS[kind]
-    _, low, high = intervals.of_median(range(n))  # of n ordered samples, which two
-    draws = np.sort(sample(rng, (20_000, n)), axis=1)
-    assert np.mean((draws[:, int(low)] <= median) & (median <= draws[:, int(high)])) >= LEAST
-
-
-def test_the_interval_of_a_median_is_no_wider_than_it_must_be(rng: np.random.Generator) -> None:
+def test_medians() -> None:
     assert intervals.of_median([3, 1, 2, 5, 9]) == (3, 1, 9)
-    assert intervals.of_median(range(10)) == (4.5, 1, 8)  # 0.979; between the next two 0.891
+    assert intervals.of_median(range(10)) == (4.5, 1, 8)  # these two hold it with 0.979, the next two with 0.891
     assert intervals.of_median(range(20)) == (9.5, 5, 14)
     assert intervals.of_median([0.7] * 5) == (0.7, 0.7, 0.7)
     with pytest.raises(ValueError, match="at least 5 samples, got 4"):
         intervals.of_median([1, 2, 3, 4])
-
-
-@pytest.mark.parametrize(("n", "n_draws"), [(5, 500), slow(8, 4000), slow(10, 4000)])
-@pytest.mark.parametrize("kind", ["normal", "heavy tails", "half of the seeds learn"])
-def test_the_interval_of_a_shift_covers_it(kind: str, n: int, n_draws: int, rng: np.random.Generator) -> None:
-    symmetric: dict[str, Callable[[], np.ndarray]] = {
-        "normal": lambda: rng.normal(size=n),
-        "heavy tails": lambda: rng.standard_t(2, size=n),
-        "half of the seeds learn": lambda: rng.choice([-0.5, 0.5], n) + 0.01 * rng.normal(size=n),
-    }
-    found = [intervals.of_shift(symmetric[kind]().tolist()) for _ in range(n_draws)]
-    assert np.mean([low <= 0 <= high for _, low, high in found]) >= LEAST - 2 * (n_draws < 1000) * 0.01
 
 
 def test_a_shift_is_the_median_of_the_means_of_pairs() -> None:
@@ -102,7 +67,7 @@ def correlated(rng: np.random.Generator, n: int, rho: float) -> tuple[list[float
 
 @pytest.mark.parametrize(
     ("n", "rho", "n_draws"),
-    [(10, 0.6, 400), *(slow(n, rho, 4000) for n in (6, 10, 15) for rho in (0, 0.6, 0.9))],
+    [(10, 0.6, 400), *(slow(n, rho, 2000) for n in (6, 15) for rho in (0, 0.9))],
 )
 def test_the_interval_of_a_rank_correlation_covers_it(
     n: int, rho: float, n_draws: int, rng: np.random.Generator
@@ -123,27 +88,11 @@ def test_rank_correlations() -> None:
         intervals.of_rank_correlation(range(4), range(4))
 
 
-def test_the_interval_of_a_ranking_covers_it(rng: np.random.Generator) -> None:
-    draws = [(rng.normal(1, 1, 10), rng.normal(0, 1, 5)) for _ in range(400)]
-    truth = 0.5 * (1 + math.erf(0.5))  # a normal difference of mean 1 and variance 2 is positive
-    found = [intervals.of_superiority(upper.tolist(), lower.tolist()) for upper, lower in draws]
-    assert np.mean([low <= truth <= high for _, low, high in found]) >= LEAST
-
-
 def test_rankings() -> None:
     assert intervals.of_superiority([3, 2], [1]).value == 1
     assert intervals.of_superiority([1], [1]).value == 0.5
     assert intervals.of_superiority([1] * 5, [0] * 9) == pytest.approx((1, 0.5655, 1), abs=1e-4)
     assert math.isnan(intervals.of_superiority([1], []).low)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ratio", [0.0, 0.5, 4.0])
-def test_the_interval_of_a_ratio_of_variances_covers_it(ratio: float, rng: np.random.Generator) -> None:
-    groups = rng.normal(size=(1000, 6, 5)) + math.sqrt(ratio) * rng.normal(size=(1000, 6, 1))
-    found = [intervals.of_variance_ratio(draw.tolist()) for draw in groups]
-    assert np.mean([low <= ratio <= high for _, low, high in found]) >= LEAST
-    assert np.median([each.value for each in found]) == pytest.approx(ratio, abs=0.1 + 0.3 * ratio)
 
 
 def test_a_ratio_of_variances_of_groups_of_equal_size() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import time
@@ -15,6 +14,7 @@ import pytest
 from lab import config as cli
 from lab import training as train
 from lab.run.folder import RunFolder
+from lab.run.record import read_metrics
 
 MEASURED = {"tokens_per_second", "seconds"}
 TINY = (
@@ -59,7 +59,9 @@ class TinyRuns:
 
 def metrics(path: Path) -> dict[str, Any]:
     """metrics.json of a run's folder."""
-    return json.loads((path / "metrics.json").read_text(encoding="utf-8"))
+    found = read_metrics(path)
+    assert found is not None
+    return found
 
 
 def results(path: Path) -> dict[str, Any]:

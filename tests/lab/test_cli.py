@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import random
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -16,13 +16,14 @@ import zoo
 from lab import config as cli
 from lab.build import build, build_task
 from lab.config.bind import fit
-from lab.plain import read_mapping, read_text, read_yaml
-from tests import ROOT, python, refused, slow
+from lab.plain import read_mapping, read_text
+from tests import ROOT, python, refused
 from tests.lab.runs import shown
 from zoo.errors import UsageError
 from zoo.mixers.hybrid import Hybrid
 
 CONFIGS = ROOT / "configs"
+DRAWN = random.Random(0)
 
 
 def parse(*argv: str) -> dict[str, Any]:
@@ -47,12 +48,13 @@ def parse_text(tmp_path: Path, text: str, *argv: str) -> dict[str, Any]:
         ("5", int, 5),
         ("5", float, 5.0),
         ("5", str, "5"),
-        ("5", int | str, 5),
         ("null", str | None, None),
         ("null", str, "null"),
         ("2026-11-21", str, "2026-11-21"),
         ("[x", str, "[x"),
         ("true", bool, True),
+        ("5e-3", float, 0.005),
+        ("1e", str, "1e"),
         ("off", Literal["on", "off"], "off"),
         ("64", list[int], [64]),
         ("64,256", list[int] | None, [64, 256]),
@@ -69,21 +71,6 @@ def test_a_flags_text_means_what_its_option_takes(text: str, hint: Any, value: A
     assert type(found) is type(value)
 
 
-def test_every_item_of_a_list_counts() -> None:
-    for items in ([*range(99), "x"], [*range(99), True]):
-        with pytest.raises(ValueError, match="expected list"):
-            fit(items, list[int])
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("1e3", 1000.0), ("5e-3", 0.005), ("1.e+2", 100.0), ("-1.5E-2", -0.015), ("e3", "e3"), ("1e", "1e")],
-)
-def test_a_number_with_an_exponent_is_a_float_and_no_other_word_is(text: str, value: Any) -> None:
-    found = read_yaml(text, "here")
-    assert (found, type(found)) == (value, type(value))
-
-
 def test_flags_and_files_mean_the_same(tmp_path: Path) -> None:
     file = "lr: 5e-3\ntask: {mixture: [{seq_len: 32, weight: 3}, {seq_len: 64, n_pairs: 8}], test_lengths: [64, 256]}\n"
     flags = "--lr=5e-3", "--task.mixture", "{seq_len: 32, weight: 3}, {seq_len: 64, n_pairs: 8}"
@@ -96,30 +83,29 @@ def test_flags_and_files_mean_the_same(tmp_path: Path) -> None:
 # Help
 
 
-@pytest.mark.parametrize(
-    ("argv", "word"),
-    [
-        (["--help"], "mixers:"),
-        (["-h", "--mixer", "hybrid"], "examples:"),
-        (["--mixer", "hybridd"], "did you mean 'hybrid'?"),
-        (["--task=mqra"], "did you mean 'mqar'?"),
-        (["--mixer.help", "atention"], "did you mean 'attention'?"),
-        (["--config", "no/such/file.yaml"], "no/such/file.yaml: cannot be read: No such file or directory"),
-    ],
-)
-def test_names_and_help_answer_without_the_heavy_imports(argv: list[str], word: str) -> None:
-    code = (
-        "import sys; from lab import training as train; status = 0\n"
-        "try: status = train.main(sys.argv[1:])\n"
-        "except SystemExit as stop: status = stop.code\n"
-        "heavy = {'torch', 'lightning', 'jsonargparse', 'numpy', 'rich', 'tqdm'} & set(sys.modules)\n"
-        "sys.exit(f'imported {heavy}' if heavy else status)"
-    )
-    wrong = "did you mean" in word or "read" in word
-    done = python("-c", code, *argv, status=2 if wrong else 0)
-    assert word in (done.stderr if wrong else done.stdout)
-    if wrong:
-        assert re.fullmatch(r"train\.py: error: [^\n]+\n", done.stderr)
+WITHOUT_TORCH = """
+import sys
+from lab import training as train
+for argv in map(str.split, sys.argv[1:]):
+    try:
+        print(train.main(argv))
+    except SystemExit as stop:
+        print(stop.code)
+heavy = {"torch", "lightning", "jsonargparse", "numpy", "rich", "tqdm"} & set(sys.modules)
+sys.exit(f"imported {heavy}" if heavy else 0)
+"""
+
+
+def test_names_and_help_answer_without_the_heavy_imports() -> None:
+    helps = ("--help", "-h --mixer hybrid")
+    wrong = ("--mixer hybridd", "--task=mqra", "--mixer.help atention", "--config no/such/file.yaml")
+    done = python("-c", WITHOUT_TORCH, *helps, *wrong)
+    assert [line for line in done.stdout.splitlines() if line.isdigit()] == ["0"] * len(helps) + ["2"] * len(wrong)
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(wrong)
+    for line, word in zip(lines, ("'hybrid'?", "'mqar'?", "'attention'?", "cannot be read"), strict=True):
+        assert line.startswith("train.py: error: ")
+        assert word in line
 
 
 def test_help_names_every_mixer_and_task_and_only_flags_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,29 +121,20 @@ def test_help_names_every_mixer_and_task_and_only_flags_that_exist(capsys: pytes
 
 
 @pytest.mark.parametrize(
-    ("argv", "lines"),
+    ("argv", "line"),
     [
-        (
-            "--mixer.help attention",
-            [
-                "  --mixer.n_heads  int; default 4\n      query heads.\n",
-                "  --mixer.position  'none' | 'rope' | 'alibi' | 'relative'; default none; rope in the recipe\n",
-                "  --mixer.d_head  int | null; default null\n      width of a head; default d_model / n_heads.\n",
-            ],
-        ),
-        ("--mixer.help", ["  --mixer.n_heads  int\n", "of attention only:\n", "  --mixer.attention.n_heads "]),
-        ("--task.help needle", ["  --task.distance "]),
-        ("--task.help", ["  --task.n_train ", "  --task.test_lengths  list[int] | null; default null\n      further"]),
-        ("--model.help", ["  --lr  float; default 0.005\n", "  --run_dir  str; default runs\n      folder that holds"]),
-        ("--trainer.help", ["  --trainer.max_steps  int; default -1; 400 in the recipe\n", "logger.help CLASS"]),
+        ("--mixer.help attention", "  --mixer.n_heads  int; default 4\n      query heads.\n"),
+        ("--mixer.help", "of attention only:\n"),
+        ("--task.help needle", "  --task.distance "),
+        ("--task.help", "  --task.test_lengths  list[int] | null; default null\n"),
+        ("--model.help", "  --lr  float; default 0.005\n"),
+        ("--trainer.help", "  --trainer.max_steps  int; default -1; 400 in the recipe\n"),
     ],
 )
 def test_help_of_a_group_has_type_default_recipe_and_meaning(
-    argv: str, lines: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    argv: str, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "110")
-    text = shown(capsys, *argv.split())
-    assert [line for line in lines if line not in text] == []
+    assert line in shown(capsys, *argv.split())
 
 
 # Layers
@@ -200,8 +177,8 @@ def test_a_task_made_for_one_mixer_names_it_unless_another_is_given(tmp_path: Pa
 @pytest.mark.parametrize(
     "argv",
     [
-        *(slow(["--mixer", name], unless=name in ("attention", "hybrid")) for name in zoo.list_mixers()),
-        *(slow(["--task", name]) for name in tasks.list_tasks()),
+        *(["--mixer", name] for name in ("attention", "hybrid", *DRAWN.sample(zoo.list_mixers(), 4))),
+        *(["--task", name] for name in DRAWN.sample(tasks.list_tasks(), 4)),
         ["--mixer.pattern", "[lstm, {name: attention, n_heads: 2}, attention]", "--mixer.n_kv_heads", "1"],
         ["--run_dir", "1e3", "--lr", "1e-05", "--trainer.callbacks", "LearningRateMonitor"],
     ],
@@ -215,10 +192,8 @@ def test_an_alias_makes_the_same_run(tmp_path: Path) -> None:
     named = parse("--mixer", "selective_ssm", "--mixer.d_state", "8")
     assert parse("--mixer", "mamba", "--mixer.d_state", "8") == named
     assert parse_text(tmp_path, "mixer: {name: mamba, d_state: 8}") == named
-    assert parse_text(tmp_path, "mixer: mamba", "--mixer.d_state", "8") == named
     pattern = parse("--mixer.pattern", "[selective_ssm, {name: ssd, d_state: 8}]")
     assert parse("--mixer.pattern", "[mamba, {name: mamba2, d_state: 8}]") == pattern
-    assert parse_text(tmp_path, "mixer: {pattern: [mamba, {name: mamba2, d_state: 8}]}") == pattern
 
 
 # Hybrids
@@ -304,10 +279,10 @@ def test_a_published_shape_leaves_no_option_of_the_task_to_the_small_recipe(path
         ("--lr fast", "lr: expected float; got fast"),
         ("--compile 1", "compile: expected bool; got 1"),
         ("--mixer.position up", "mixer.position: expected one of 'none', 'rope', 'alibi', 'relative'; got up"),
+        ("--task.test_lengths 1,x", "task.test_lengths: expected one of list[int], null; got 1,x"),
         ("--task.test_lengths [64", "--task.test_lengths: not valid YAML"),
         ("--mixer.pattern lstm", "must be a list of mixers"),
         ("--mixer.pattern []", "pattern must name at least one mixer"),
-        ("--mixer.pattern [hybrid]", "a hybrid cannot be a member of a hybrid"),
         ("--mixer.pattern [{n_heads:4}]", "needs a name"),
         ("--mixer.pattern [{name: lstm, d_iner: 4}]", "did you mean mixer.lstm.d_inner?"),
         ("--mixr lstm", "unknown flag --mixr (did you mean --mixer?); choose from: mixer, task, "),
@@ -366,10 +341,3 @@ def test_objects_are_given_by_class_in_each_form(tmp_path: Path) -> None:
     assert [type(each).__name__ for each in command.trainer["callbacks"]] == names
     assert command.defaults["trainer"]["callbacks"] is None
     assert parse_text(tmp_path, text, "--trainer.callbacks", "null")["trainer"]["callbacks"] is None
-
-
-def test_the_reader_of_classes_is_imported_for_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jsonargparse", None)
-    assert parse("--trainer.logger", "false", "--trainer.max_steps", "3")["trainer"]["logger"] is False
-    with pytest.raises(ImportError, match="jsonargparse"):
-        parse("--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "x")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -133,13 +131,10 @@ def test_a_region_judges_both_ways(region: dict[str, Any], verdicts: tuple[str, 
     ("check", "enough"),
     [  # of five seeds and of eight
         ({"at_least": 0.5, "solved": 0.9, "if_true": 0.99}, (False, True)),
-        ({"at_least": 0.5, "solved": 0.9, "if_true": 0.8}, (False, False)),
         ({"at_least": 0.5, "sooner": [{}, {}], "if_true": 0.95}, (False, True)),
         ({"at_least": 0, "lead": [{}, {}], "if_true": {"value": 0.3, "sd": 0.2}}, (False, True)),
         ({"at_least": 0.9, "if_true": {"value": 0.97, "sd": 0.02}}, (True, True)),
-        ({"at_most": 0.9, "if_true": {"value": 0.97, "sd": 0.02}}, (False, False)),
         ({"at_least": 0.9}, (False, False)),
-        ({"at_least": 0.9, "solved": 0.9, "if_true": {"value": 1, "sd": 1}}, (False, False)),
         ({"at_least": {"column": "chance", "times": 2}}, (True, True)),
     ],
 )
@@ -224,13 +219,6 @@ def test_what_lies_at_another_length_is_a_metric(folder: Path) -> None:
     assert (curve.label, list(curve.x), list(curve.y)) == ("a", [8, 32], [1, 0.5])
 
 
-def test_a_plot_over_names_has_a_point_for_each_run_best_first(folder: Path) -> None:
-    found = replace(spec_of(folder, {"at_least": 0}), plots=[{"x": "mixer.name", "y": "accuracy", "names": {"a": "A"}}])
-    (panel,) = panels(found, rows_of(**TWO))
-    assert panel.x_names == ("b", "A")
-    assert [(curve.label, list(curve.y)) for curve in panel.curves] == [("b", GROWING), ("A", LATER)]
-
-
 # What is frozen
 
 
@@ -244,14 +232,11 @@ checks: {{learned: {{at_least: 0.9}}}}"""
     ("before", "after", "same"),
     [
         ("seed: 0-4", "seed: 0-9", True),
-        ("question: Does it?", "question: Does it, really?", True),
         ("settings:", "changed: five more seeds\nsettings:", True),
         ("checks:", "found: it did\nchecks:", True),
         ("settings: {", "settings: {full: {grid: {mixer: lstm}}, ", True),
         ("at_least: 0.9", "at_least: 0.8", False),
-        ("at_least: 0.9", "at_most: 0.9", False),
         ("lstm, ", "", False),
-        ("prediction: it does", "prediction: it does not", False),
         ("task: needle", "task: needle, d_model: 16", False),
     ],
 )
@@ -292,13 +277,13 @@ def test_a_record_is_reproduced_from_its_runs(name: str) -> None:
 
 
 def test_every_page_renders_and_a_placeholder_needs_its_record() -> None:
-    assert set(pages(RECORDS)) == {"README.md", "docs/findings.md", "docs/results.md"}
+    assert set(pages(RECORDS)) == {"README.md", "docs/choosing.md", "docs/findings.md", "docs/results.md"}
     for kept in (read_records(ROOT / "docs" / "papers.json"), {}):
         assert all(f"## {name}" in papers.papers_page(kept) for name in papers.list_papers())
-    with pytest.raises(UsageError, match="head_count"):
-        pages({name: kept for name, kept in RECORDS.items() if name != "head_count"})
+    with pytest.raises(UsageError, match="planted_heads"):
+        pages({name: kept for name, kept in RECORDS.items() if name != "planted_heads"})
     with pytest.raises(UsageError, match="k=4, H=9"):
-        Pages(RECORDS).check("head_count", "k=4, H=9")
+        Pages(RECORDS).check("planted_heads", "k=4, H=9")
 
 
 # Files
@@ -311,13 +296,21 @@ def run_of(config: dict[str, Any]) -> Run:
 @pytest.mark.parametrize(
     ("name", "setting"),
     [
-        slow(name, setting, unless=(name, setting) == ("reflections", "small"))
+        slow(name, setting, unless=(name, setting) == ("tracking", "small"))
         for name in (*list_specs(), "mad")
         for setting in ("small", "full")
     ],
 )
-def test_every_setting_means_runs_that_train_takes_and_checks_are_about_them(name: str, setting: str) -> None:
+def test_every_setting_means_runs_that_train_takes_and_checks_are_about_them(
+    name: str, setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tmp_path / "build/stdlib/text.txt"  # what the comment in text_recall.yaml copies
+    text.parent.mkdir(parents=True)
+    text.write_text("No text is read here. " * 250_000)
+    monkeypatch.chdir(tmp_path)
     experiment = read_experiment(spec.EXPERIMENTS / f"{name}.yaml", setting)
+    if setting == "full":  # widths that match are searched for in the other setting: it takes long
+        experiment = replace(experiment, match={})
     found = expand(experiment, Path("runs"))
     assert found.n_runs
     for configuration, _ in found:
@@ -327,6 +320,7 @@ def test_every_setting_means_runs_that_train_takes_and_checks_are_about_them(nam
         return
     metrics = ["accuracy", "relative_squared_error", "bits_per_token", "by_segment/seq_len=96,n_copied=48/accuracy"]
     metrics += [f"at_length/{n}/accuracy" for n in (16, 32, 64, 128, 256)]
+    metrics += [f"by_repeated/{n}/accuracy" for n in (1, 16)]
     measured = dict.fromkeys([*(f"test/{metric}" for metric in metrics), "chance", "steps_to_90"], "0.1")
     measured |= {column: "1" for probe in PROBES.values() for column in probe.columns}
     rows = [
@@ -361,10 +355,11 @@ def test_a_bad_file_is_one_line(text: str, key: str, folder: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("argv", "key"),
     [
-        (["hed_count"], "head_count"),
+        (["planted_head"], "planted_heads"),
         (["recall", "--setting", "big"], "big"),
         (["recall"], "sweep.py configs/experiment/recall.yaml --setting small"),
-        (["mad"], "head_count"),
+        (["mad"], "planted_heads"),
+        ([], "no runs of any experiment"),
     ],
 )
 def test_a_bad_command_is_one_line(
@@ -477,26 +472,21 @@ def test_a_sweep_is_judged_and_judged_again_from_its_list(folder: Path, capsys: 
     assert read_records(folder / "out" / "results.json")["own"]["changed_after"]
 
 
+def test_without_names_those_that_have_runs_are_judged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("another", "own", "yet_another"):
+        write(folder, OWN, name)
+    leave_runs(folder / "runs", {"lstm": 0.5, "attention": 1.0}.get)  # type: ignore[arg-type]
+    assert command.main(["--run_dir", str(folder / "runs"), "--out", str(folder / "out")]) == 3
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("another", "yet_another"))
+    assert read_records(folder / "out" / "results.json").keys() == {"own"}
+
+
 def test_a_prediction_is_before_the_runs_if_it_is_before_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "git", lambda *arguments: "" if arguments[-1] == "later" else None)
     assert record.is_before("one", ["later", "later"])
     assert not record.is_before("one", ["earlier", "later"])
     assert not record.is_before(None, ["later"])
-
-
-@pytest.mark.slow
-def test_a_real_sweep_is_judged(folder: Path) -> None:
-    from lab.sweep.sweep import main as sweep
-
-    small = "{d_model: 8, n_layers: 1, task.distance: 4, task.n_train: 64, task.n_val: 8, task.n_test: 8, "
-    fixed = small + "trainer.max_steps: 2, trainer.accelerator: cpu, figures_every: 0}"
-    file = write(folder, OWN.replace("small: {", f"small: {{fixed: {fixed}, "))
-    assert sweep([str(file), "--setting", "small", "--run_dir", str(folder / "runs"), "--slots", "1"]) == 0
-    status = command.main(["own", "--run_dir", str(folder / "runs"), "--out", str(folder / "out")])
-    assert status in {1, 3}  # two steps learn nothing
-    assert math.isfinite(read_records(folder / "out" / "results.json")["own"]["checks"][0]["value"])
-    text = (folder / "out" / "results" / "own.csv").read_text(encoding="utf-8")
-    assert {row["option mixer.name"] for row in csv.DictReader(io.StringIO(text))} == {"lstm", "attention"}
 
 
 # Papers

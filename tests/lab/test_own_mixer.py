@@ -14,10 +14,9 @@ from lab import config
 from lab import training as train
 from lab.run.files import HPARAMS
 from lab.run.folder import RunFolder
-from lab.sweep.sweep import main as sweep
 from lab.view import read_runs
 from lab.view.rows import group_runs
-from tests import ROOT, python, refused
+from tests import refused
 from tests.lab.runs import TINY, error_line, results, shown
 from zoo.__main__ import main
 from zoo.errors import UsageError
@@ -88,9 +87,6 @@ def test_the_help_of_ones_own_mixer_has_its_docstring(argv: str, mine: str, caps
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("--mixer mine.py:squashed", "(did you mean 'Squashed'?); choose from: Squashed"),
-        ("--mixer other.py:Squashed", "there is no file"),
-        ("--mixer torch.nn:Lstm", "(did you mean 'LSTM'?)"),
         ("--mixer json:JSONDecoder", "a mixer is a class of torch.nn.Module"),
         ("--mixer mine.py:Squashed --mixer.gian 2", "did you mean --mixer.gain?); choose from: mixer.gain, mixer.deep"),
         ("--mixer mine.py:Squashed --mixer.deep 2", "mixer.deep: expected bool; got 2"),
@@ -103,11 +99,13 @@ def test_what_cannot_be_followed_is_said_on_one_line(argv: str, message: str, mi
 
 
 @pytest.mark.slow
-def test_a_run_of_ones_own_mixer(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_ones_own_mixer(
+    mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], logged: list[str]
+) -> None:
     argv = [*SHORT, "--mixer", "mine.py:Squashed"]
-    done = python(str(ROOT / "train.py"), *argv, cwd=tmp_path)
-    assert "unknown: the mixer does not stream" in done.stdout
-    assert "layer 0: Squashed: no figures of its operator" in done.stderr
+    assert train.main(argv) == 0
+    assert "unknown: the mixer does not stream" in capsys.readouterr().out
+    assert "layer 0: Squashed: no figures of its operator" in " ".join(logged)
     [folder] = (tmp_path / "runs").glob("*/*/seed0")
     assert folder.parent.name.startswith("mine.Squashed")
     first = results(folder)
@@ -131,13 +129,6 @@ def test_a_run_of_ones_own_mixer(mine: str, tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.slow
-def test_a_sweep_over_ones_own_mixer(mine: str, tmp_path: Path) -> None:
-    given = ["--mixer", "mine.py:Squashed,lstm", "--mixer.gain", "1,2", "--figures_every", "0"]
-    assert sweep([*SHORT, *given]) == 0
-    found = [run.mixer for run in read_runs(tmp_path / "runs")]
-    assert sorted(found) == ["lstm", "mine.Squashed", "mine.Squashed"]
-
-
 def test_a_mixer_that_looks_ahead_is_marked_everywhere_and_kept_off_the_leaderboard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

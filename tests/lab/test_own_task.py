@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,6 @@ from lab import training as train
 from lab.examples import examples
 from lab.sweep.sweep import main as sweep
 from lab.view import read_runs
-from tests import ROOT, python
 from tests.lab.runs import TinyRuns, error_line, results
 
 FUNCTION = """
@@ -43,7 +43,8 @@ def test_a_run_of_ones_own_task(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     argv = RUNS.command(tmp_path / "runs", "--task", make(tmp_path, name, late=0))
-    python(str(ROOT / "train.py"), *argv, cwd=tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert train.main(argv) == 0
     [folder] = (tmp_path / "runs").glob("*/*/seed0")
     first = results(folder)
     assert examples(folder, "test", 3).inputs.shape == (3, 8)

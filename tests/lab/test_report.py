@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -9,12 +10,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
+from zoo.registry import MIXERS
 from zoo.report import markdown, plots, terminal
 from zoo.report.files import as_json, read_json, write_atomically
-from zoo.report.numbers import NOTHING, number, plain, size
+from zoo.report.numbers import NOTHING, number, size
 
 # Files
 
@@ -93,14 +96,6 @@ def test_bytes_have_the_largest_unit_that_they_fill(n_bytes: int, text: str) -> 
     assert size(n_bytes) == text
 
 
-def test_an_options_value_is_told_without_brackets() -> None:
-    assert plain([["lstm", "lstm"], 2, 0.1 + 0.2]) == "2×lstm+2+0.3"
-
-
-def test_a_cell_keeps_its_bar() -> None:
-    assert markdown.table(("a", ""), [("x|y", "")], "rl") == ["| a | |", "|---:|---|", "| x\\|y | |"]
-
-
 def test_a_part_of_a_page_is_replaced_where_it_stands() -> None:
     page = "before\n<!-- part -->\nold\n<!-- /part -->\nafter\n"
     assert markdown.replace_part(page, "part", "new\n") == page.replace("old", "new")
@@ -108,6 +103,27 @@ def test_a_part_of_a_page_is_replaced_where_it_stands() -> None:
 
 
 # Plots
+
+
+def test_a_mixer_has_a_look_of_its_own() -> None:
+    looks = [plots.look_of(mixer) for mixer in MIXERS]
+    assert len({(look.colour, look.marker) for look in looks}) == len(looks)  # else append the new one to plots._LISTED
+    assert plots.look_of("attention") == ("#0072b2", "o", "circle", "●")
+    assert plots.look_of("my_mixers.py:Mine").glyph == "●"
+
+
+def test_names_of_points_cover_neither_one_another_nor_the_frame(rng: np.random.Generator) -> None:
+    figure, (axes,) = plots.new_figure()
+    for at, (x, y) in enumerate(rng.uniform(0.0, 0.7, (20, 2))):
+        axes.plot([x], [y], marker="o", label=f"point_{at}")
+    axes.plot([0.0, 1.0], [0.0, 1.0], label="line")
+    plots.name_lines(axes)
+    figure.draw_without_rendering()
+    assert {text.get_text() for text in axes.texts} == {*(f"point_{at}" for at in range(20)), "line"}
+    within = [text.get_window_extent() for text in axes.texts if text.get_text() != "line"]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(within, 2))
+    frame = axes.get_window_extent()
+    assert all(frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 <= frame.y1 for box in within)
 
 
 def test_a_picture_has_one_style_and_the_same_bytes_whatever_the_users_settings_are() -> None:
@@ -125,13 +141,6 @@ def test_a_picture_has_one_style_and_the_same_bytes_whatever_the_users_settings_
     with matplotlib.rc_context({"font.size": 20, "axes.facecolor": "red", "figure.dpi": 30}):
         assert picture() == before
         assert matplotlib.rcParams["font.size"] == 20
-
-
-def test_a_mixer_keeps_its_colour() -> None:
-    assert plots.colours(["ssd", "lstm", "ssd"]) == {"lstm": plots.COLOURS[0], "ssd": plots.COLOURS[1]}
-    known = [f"mixer{at}" for at in range(20)]
-    own = {"mixer1": plots.COLOURS[1], "mixer13": plots.COLOURS[0], "mine": plots.COLOURS[2]}  # 13 would repeat 1
-    assert plots.colours(own, known) == own
 
 
 # The terminal

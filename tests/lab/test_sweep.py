@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -32,6 +31,7 @@ from lab.run.score import window_text
 from lab.sweep import engine, sweep
 from lab.sweep.engine import (
     Job,
+    Outcome,
     Stop,
     reason,
     run_local,
@@ -44,8 +44,8 @@ from lab.sweep.grid import expand
 from lab.sweep.matching import TOLERANCE
 from lab.sweep.scores import Point, model_flags, score_table, scores
 from lab.sweep.tuning import promoted, window
-from tests import ROOT, python
-from tests.lab.runs import TINY, error_line, wait_until
+from tests import ROOT, raising
+from tests.lab.runs import TINY, error_line, results, wait_until
 
 SMALL = shlex.split(f"{TINY} --trainer.val_check_interval 2")
 # A run in a hundredth of the time: it writes what train.py writes, or ends as train.py may end.
@@ -68,6 +68,12 @@ if how == "loses its worker once":
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(60)
     how = json.dumps({"test": {"loss": 1.0}, "params": 1})
+if how == "meets another":
+    (folder / "gpu").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+    until = time.monotonic() + 60
+    while len([*folder.parent.glob("*/gpu")]) < 2 and time.monotonic() < until:
+        time.sleep(0.02)
+    how = json.dumps({"test": {"loss": 1.0}, "params": 1}) if time.monotonic() < until else "raises"
 if how == "holds out":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     (folder / "ready").touch()
@@ -174,6 +180,16 @@ def test_values_of_a_flag(value: Any, values: list[Any]) -> None:
                 {"mixer": "attention", "task": "mqar"},
             ],
         ),
+        # Several values of an option that takes a list are one list, as for train.py; several lists are several values.
+        (
+            {"mixer": "hybrid"},
+            [{"task.test_lengths": [16, 32], "mixer.pattern": ["lstm", "gru"]}, {"task.test_lengths": [[16], [32]]}],
+            [
+                {"mixer": "hybrid", "task.test_lengths": [16, 32], "mixer.pattern": ["lstm", "gru"]},
+                {"mixer": "hybrid", "task.test_lengths": [16]},
+                {"mixer": "hybrid", "task.test_lengths": [32]},
+            ],
+        ),
     ],
 )
 def test_a_grid_leaves_out_the_options_that_a_mixer_or_task_lacks(
@@ -189,10 +205,8 @@ def test_a_grid_leaves_out_the_options_that_a_mixer_or_task_lacks(
 @pytest.mark.parametrize(
     ("mixer", "wanted"),
     [
-        ("attention", {"params": 2e5}),
         ("hybrid", {"params": 2e5}),
         ("ssd", {"params": 3e5, "state": 65536.0}),
-        ("delta_net", {"params": 3e5, "state": 65536.0}),
     ],
 )
 def test_parameters_and_state_are_matched(mixer: str, wanted: dict[str, float], tmp_path: Path) -> None:
@@ -260,7 +274,7 @@ def test_an_experiments_file(tmp_path: Path) -> None:
         (None, "--slots 0", "--slots must be a whole number >= 1, got 0"),
         (None, "--per_device 0.5", "--per_device must be a whole number >= 1, got 0.5"),
         (None, "--per_device 8 --slots 2", "--slots and --per_device cannot be combined"),
-        (None, "--mixer lstm --engine ray", "pip install ray, or install mixer-zoo with its extra [ray]"),
+        (None, "--mixer lstm --engine ray", "ray is not installed: pip install ray, or "),
         (None, "--engine rya", "unknown engine 'rya' (did you mean 'ray'?)"),
         (None, "--tune lr", "--tune expects a name and values such as lr=1e-4..1e-2"),
         (None, "--tune lr=1e-2..1e-4", "expected two ends and perhaps a number, such as 1e-4..1e-2:5, got 1e-2..1e-4"),
@@ -446,7 +460,6 @@ def test_runs_of_a_sweep_that_is_killed_outright_are_asked_to_save(tmp_path: Pat
 @pytest.mark.parametrize(
     ("n_slots", "per_device", "use_gpus", "visible", "devices"),
     [
-        (None, None, True, None, ["0", "1"]),
         (3, None, True, None, ["0", "1", "0"]),
         (None, None, True, "5,7", ["5", "7"]),
         (2, None, False, None, [None, None]),
@@ -474,77 +487,51 @@ def test_slots_share_gpus_and_cores(
 
 
 @pytest.mark.slow
-def test_ray_isolates_failures_and_starts_again_what_a_lost_worker_was_running(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    (tmp_path / "stand_in.py").write_text(STAND_IN, encoding="utf-8")
-    names = [json.dumps(FOUND), "raises", "is killed", "loses its worker once", json.dumps(FOUND)]
-    jobs = [
-        Job(how, (str(tmp_path / str(i)), how), tmp_path / str(i), program=tmp_path / "stand_in.py")
-        for i, how in enumerate(names)
-    ]
-    slots = [{"OMP_NUM_THREADS": "1"}] * 2
-    outcomes = {outcome.job.folder.name: outcome for outcome in run_ray(jobs, slots, Stop(), None, False)}
-    assert [outcomes[str(i)].state for i in range(5)] == ["done", "failed", "failed", "done", "done"]
-    assert outcomes["1"].tail[-1] == "RuntimeError: the reason"
-    assert outcomes["2"].message == "killed by SIGKILL (out of memory?)"
-    assert (tmp_path / "3" / "lost").exists()
-    stop = Stop()
-    job = Job("waits", (str(tmp_path / "w"), "waits"), tmp_path / "w", program=tmp_path / "stand_in.py")
-    asked = when(lambda: waiting(tmp_path, 1), stop.ask)
-    (outcome,) = run_ray([job], slots, stop, None, False)
-    asked.join()
-    assert outcome.state == "stopped"
-    assert (tmp_path / "w" / "saved").exists()
-
-
-TOGETHER = """
-import os, pathlib, sys, time
-folder, until = pathlib.Path(sys.argv[1]), time.monotonic() + 60
-(folder / "gpu").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
-while len([*folder.parent.glob("*/gpu")]) < 3 and time.monotonic() < until:
-    time.sleep(0.02)
-if time.monotonic() < until:
-    (folder / "metrics.json").write_text(sys.argv[2])
-"""
-
-
-@pytest.mark.slow
-def test_runs_share_a_gpu_of_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each waits until all three have started; the GPU is one in name only."""
+def test_ray_isolates_failures_shares_a_gpu_and_starts_again_what_a_lost_worker_was_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ray = pytest.importorskip("ray")
-    monkeypatch.setattr(ray, "init", functools.partial(ray.init, num_gpus=1))
-    (tmp_path / "together.py").write_text(TOGETHER, encoding="utf-8")
-    folders = [tmp_path / "runs" / str(i) for i in range(3)]
-    jobs = [Job("x", (str(folder), json.dumps(FOUND)), folder, program=tmp_path / "together.py") for folder in folders]
-    outcomes = list(run_ray(jobs, [{"OMP_NUM_THREADS": "1"}] * 3, Stop(), None, True, per_device=3))
-    assert {(outcome.state, outcome.message) for outcome in outcomes} == {("done", "")}
-    assert [(folder / "gpu").read_text() for folder in folders] == ["0"] * 3
+    monkeypatch.setattr(ray, "init", functools.partial(ray.init, num_gpus=1))  # in name only
+    (tmp_path / "stand_in.py").write_text(STAND_IN, encoding="utf-8")
+
+    def carry_out(stop: Stop, *names: str) -> dict[str, Outcome]:
+        jobs = [
+            Job(how, (str(tmp_path / str(i)), how), tmp_path / str(i), program=tmp_path / "stand_in.py")
+            for i, how in enumerate(names)
+        ]
+        outcomes = run_ray(jobs, [{"OMP_NUM_THREADS": "1"}] * 2, stop, None, True, per_device=2)
+        return {outcome.job.name: outcome for outcome in outcomes}
+
+    hows = ("meets another", "meets another", "raises", "is killed", "loses its worker once", json.dumps(FOUND))
+    outcomes = carry_out(Stop(), *hows)
+    assert {how for how, outcome in outcomes.items() if outcome.state == "failed"} == {"raises", "is killed"}
+    assert outcomes["raises"].tail[-1] == "RuntimeError: the reason"
+    assert outcomes["is killed"].message == "killed by SIGKILL (out of memory?)"
+    assert [(tmp_path / str(i) / "gpu").read_text() for i in range(2)] == ["0"] * 2
+    assert (tmp_path / "4" / "lost").exists()
+    stop = Stop()
+    asked = when(lambda: waiting(tmp_path, 1), stop.ask)
+    assert carry_out(stop, "waits")["waits"].state == "stopped"
+    asked.join()
+    assert (tmp_path / "0" / "saved").exists()
 
 
-@pytest.mark.slow
-def test_a_wrong_token_of_a_ray_cluster_is_one_error(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    tokens = [tmp_path / name for name in ("right", "wrong")]
-    right, wrong = (os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)} for path in tokens)
-    for path in tokens:
-        path.write_text(path.name * 8)
-    start = ["ray.scripts.scripts", "start", "--head", "--block", "--include-dashboard=false", "--num-cpus=1"]
-    ask = ["-m", "ray.scripts.scripts", "status", "--address", address]
-    with (tmp_path / "log").open("w") as log:
-        command = [sys.executable, "-m", *start, "--port", address.partition(":")[2]]
-        head = subprocess.Popen(command, env=right, stdout=log, stderr=log)
-    try:
-        wait_until(lambda: subprocess.run([sys.executable, *ask], env=right, capture_output=True).returncode == 0)
-        flags = [*SMALL, "--seed", "0", "--engine", "ray", "--address", address, "--run_dir", str(tmp_path / "runs")]
-        error = python("sweep.py", *flags, env=wrong, status=2).stderr
-    finally:
-        head.terminate()
-        head.wait()
-    assert "Traceback" not in error
-    assert "RAY_AUTH_TOKEN_PATH" in error.splitlines()[-1]
+def test_a_ray_cluster_that_cannot_be_used_is_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.setattr(ray, "init", lambda **options: None)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
+    for answer, message in (
+        (raising(ray.exceptions.AuthenticationError("wrong token")), "RAY_AUTH_TOKEN_PATH"),
+        (raising(RuntimeError("gone")), "no Ray cluster at host:1: gone"),
+        (lambda **options: None, "--per_device 2: the Ray cluster at host:1 has no GPUs"),
+    ):
+        monkeypatch.setattr("ray._raylet.GcsClient", answer)
+        argv = shlex.split("--mixer lstm --engine ray --address host:1 --per_device 2 --run_dir")
+        assert sweep.main([*argv, str(tmp_path / "runs")]) == 2
+        assert message in error_line(capsys, sweep.PROGRAM)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_learning_rate_is_picked_by_validation_and_the_others_are_never_tested(
@@ -581,32 +568,23 @@ def test_a_learning_rate_is_picked_by_validation_and_the_others_are_never_tested
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("engine", "moments"), [("local", ["second rung", "winner"]), ("ray", ["second rung"])])
-def test_a_tuned_sweep_that_is_killed_ends_as_one_that_was_not(engine: str, moments: list[str], tmp_path: Path) -> None:
-    if engine == "ray":
-        pytest.importorskip("ray")
-    argv = shlex.split("--mixer gru --seed 0,1 --tune lr=1e-3,1e-2,1e-1 --trainer.max_steps 8 --slots 1 --name x")
+def test_a_tuned_sweep_that_is_killed_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    argv = shlex.split("--mixer gru --seed 0,1 --tune lr=1e-3,1e-2 --trainer.max_steps 8 --slots 1 --name x")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert go(whole, *argv) == 0
-    argv += ["--engine", engine]
-    # Three trials have been at the first rung, one of three at the second; one of two seeds is done.
-    reached = {
-        "second rung": lambda: sum(len(read_rungs(file.parent)) for file in killed.rglob("rungs.json")) >= 4,
-        "winner": lambda: any(killed.rglob("done.json")),
-    }
-    for moment in moments:
-        process = subprocess.Popen([sys.executable, "sweep.py", *argv, *SMALL, "--run_dir", str(killed)], cwd=ROOT)
-        when(reached[moment], process.kill).join()
-        assert process.wait() == -signal.SIGKILL
+    # Two trials have been at the first rung, one at the second.
+    process = subprocess.Popen([sys.executable, "sweep.py", *argv, *SMALL, "--run_dir", str(killed)], cwd=ROOT)
+    when(lambda: sum(len(read_rungs(f.parent)) for f in killed.rglob("rungs.json")) >= 3, process.kill).join()
+    assert process.wait() == -signal.SIGKILL
     # At first a run may still be saving, in a folder that it has locked.
     assert any(go(killed, *argv) == 0 for _ in range(3))
     found = []
     for run_dir in (whole, killed):
         metrics = {str(f.relative_to(run_dir)): json.loads(f.read_text()) for f in run_dir.rglob("metrics.json")}
         for each in metrics.values():
-            del each["seconds"], each["tokens_per_second"]
+            del each["seconds"], each["tokens_per_second"], each["crc32"]
         found.append((metrics, [{**run, "seconds": None} for run in runs_of(run_dir / "x")]))
-    assert len(found[0][0]) == 4  # in 8 steps no trial beats guessing: all three train to the end, then another seed
+    assert len(found[0][0]) == 3  # in 8 steps no trial beats guessing: both train to the end, then another seed
     assert found[0] == found[1]
 
 
@@ -666,26 +644,18 @@ def test_trials_on_seeds_of_their_own_are_judged_by_their_mean_and_are_no_runs(t
 
 
 @pytest.mark.slow
-def test_a_sweep_gives_the_bits_of_a_single_run_whatever_the_slots(tmp_path: Path) -> None:
-    argv = shlex.split("--mixer gru --trainer.max_steps 8")
-    for slots in ("1", "2"):
-        assert go(tmp_path / slots, *argv, "--seed", "0,1", "--name", "x", "--slots", slots) == 0
-    assert train.main([*SMALL, *argv, "--run_dir", str(tmp_path / "alone")]) == 0
-    found = [
-        json.loads(file.read_text())["val"]
-        for file in sorted(tmp_path.rglob("metrics.json"))
-        if file.parent.name == "seed0"
-    ]
-    assert found[0] == found[1] == found[2]
-
-
-@pytest.mark.slow
-def test_a_run_that_another_process_trains_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_has_the_bits_of_train_py_and_one_that_another_process_trains_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engine, "WAIT_FOR_OTHERS", 0.1)
-    argv = shlex.split("--mixer gru --trainer.max_steps 4 --name x")
+    alone = shlex.split("--mixer gru --trainer.max_steps 4")
+    argv = [*alone, "--name", "x"]
     assert go(tmp_path, *argv) == 0
     (run,) = runs_of(tmp_path / "x")
     folder = tmp_path / "x" / run["folder"]
+    assert train.main([*SMALL, *alone, "--run_dir", str(tmp_path / "alone")]) == 0
+    (single,) = (tmp_path / "alone").rglob("metrics.json")
+    assert results(folder) == results(single.parent)
     for name in ("done.json", "metrics.json"):
         (folder / name).unlink()
     log = folder / "log.txt"
@@ -710,7 +680,6 @@ def test_the_better_half_of_the_trials_goes_on_and_of_equals_the_first() -> None
     [
         ("accuracy", 0.5, None, [0.52, 0.549, 0.4], False),  # a tenth of the way is 0.55
         ("accuracy", 0.5, None, [0.52, 0.551, 0.4], True),
-        ("accuracy", 1 / 32, None, [0.25, 0.31, 0.3], True),
         ("accuracy", 1 / 32, 0.25, [0.25, 0.31, 0.3], False),  # guesses among the values that were read
         ("relative_squared_error", None, None, [1.1, 0.91, 1.0], False),
         ("relative_squared_error", None, None, [1.1, 0.89, 1.0], True),
@@ -740,7 +709,6 @@ def test_all_trials_go_on_while_none_beats_a_guess_but_one_from_the_end(
         # Where none had left chance, nothing can be said.
         ("accuracy", 0.5, {0.25: [0.5] * 5, 1: [None, 0.6, 0.9, None, None]}, 0, True, [None, False, True, None, None]),
         ("relative_squared_error", None, {1: [1, 0.36, 0.3, 0.38, None]}, 1, False, [False, True, True, False, False]),
-        ("perplexity", 0.1, {1: [9.0, 4.6, 4.0, 4.7, 8.0]}, 1, False, [False, True, True, False, False]),
         # What is good but apart from the best is no part of the window.
         ("accuracy", 0.0, {1: [0.9, 0.1, 0.9, 0.1, 0.9]}, 0, False, [True, False, True, False, True]),
     ],
@@ -849,13 +817,7 @@ def test_a_scored_sweep_prints_and_writes_one_number_for_each_mixer(tmp_path: Pa
     assert [each["accuracy"]["score"] for each in models] == pytest.approx([0.4, 0.4])
     mqar = {"done": 2, "planned": 2, "mean": pytest.approx(0.2), "window_octaves": 0.0}  # half of the score at lr 0.1
     assert models[0]["accuracy_macro"]["tasks"]["mqar"] == mqar
-    page = (folder / "scores.md").read_text(encoding="utf-8")
-    assert "| mixer | mqar | parity | accuracy macro | accuracy |" in page
-    assert "| conv | 0.6000 | 0.6000 | 0.6000 | 0.4000 |" in page
-    # The same command goes on: nothing is left to do, and the numbers stay.
-    before = (folder / "scores.json").read_bytes()
-    assert sweep.main([str(file), "--run_dir", str(tmp_path / "runs")]) == 0
-    assert (folder / "scores.json").read_bytes() == before
+    assert "| conv | 0.6000 | 0.6000 | 0.6000 | 0.4000 |" in (folder / "scores.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

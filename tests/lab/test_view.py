@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import os
 import re
 import signal
@@ -29,7 +28,7 @@ from lab.run.files import EVENTS
 from lab.run.folder import RunFolder
 from lab.run.record import read_curves
 from lab.view import Group, Run, group_runs, read_runs
-from lab.view.charts import Chart, Series, charts_of, colours
+from lab.view.charts import Chart, charts_of
 from lab.view.command import write_comparison
 from lab.view.page import as_page
 from lab.view.table import COLUMNS, columns_of, section_of, table_of
@@ -96,7 +95,7 @@ def write_run(
 
 
 def drawn_charts(group: Group) -> list[Chart]:
-    return charts_of(group, colours([group]))
+    return charts_of(group)
 
 
 def lines(capsys: pytest.CaptureFixture[str], *argv: object, status: int = 0) -> tuple[str, str]:
@@ -122,7 +121,8 @@ def test_runs_are_read_at_any_depth(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("steps", "metrics"), [(2, {"val": {"accuracy": 0.2}, "train": {"loss": 0.05}}), (0, {})])
 def test_an_unfinished_run_has_its_last_logged_values(steps: int, metrics: Any, tmp_path: Path) -> None:
-    write_run(tmp_path, accuracy=None, steps=steps)
+    with SummaryWriter(write_run(tmp_path, accuracy=None, steps=steps)) as writer:
+        writer.add_scalar("train/load/layer0/expert0", 0.5, 10 * steps)  # no score
     (run,) = read_runs(tmp_path)
     assert (run.state, run.step) == ("unfinished", 10 * steps)
     assert run.metrics == {split: pytest.approx(each, rel=1e-6) for split, each in metrics.items()}
@@ -135,6 +135,7 @@ def test_broken_runs_and_foreign_folders_are_named_and_the_others_are_read(tmp_p
         ("metrics.json cannot be read", "metrics.json", b'{"test": {"acc'),
         ("metrics.json is not one of train.py", "metrics.json", b"[1, 2]"),
         ("it has no params", "metrics.json", b'{"epochs": 3}'),
+        ("metrics.json is damaged", "metrics.json", b'{"params": 3, "crc32": "00000000"}'),
         ("no config.yaml", "config.yaml", None),
         ("config.yaml cannot be read", "config.yaml", b"a: [1"),
         ("config.yaml cannot be read", "config.yaml", b"\xff\xfe\x00"),
@@ -225,7 +226,7 @@ def test_the_best_is_marked_within_a_budget_and_only_above_chance() -> None:
     assert marked(("lstm", 0.15, 40), ("gru", 0.13, 40)) == ["lstm", "gru"]  # chance is 0.125
 
 
-@pytest.mark.parametrize("key", ["lr", "mixer.n_heads", "trainer.max_steps", "mixer.extra"])
+@pytest.mark.parametrize("key", ["mixer.n_heads", "mixer.extra"])
 def test_configurations_of_one_name_that_differ_stay_apart(key: str) -> None:
     first = {} if key == "mixer.extra" else {key: 1}
     group = only([run_of(options=first), run_of(options={key: 2}, score=0.9)])
@@ -245,12 +246,6 @@ def test_labels_have_no_option_that_comes_with_another_or_is_none() -> None:
     later: list[dict[str, Any]] = [{}, {"later": None}, {"later": 2}]
     rows = only([run_of("mqar/lstm", seed, options=each) for seed, each in enumerate(later)]).rows
     assert {row.label: [run.seed for run in row.runs] for row in rows} == {"lstm": [0, 1], "lstm later=2": [2]}
-
-
-def test_options_in_which_only_mixers_differ_are_noted() -> None:
-    group = only([run_of(options={"d_model": 32}), run_of("mqar/lstm")])
-    assert ([row.label for row in group.rows], group.unnamed) == (["attention", "lstm"], ("d_model",))
-    assert "d_model" in section_of(group).note
 
 
 def test_tasks_of_other_shape_are_other_tasks() -> None:
@@ -358,22 +353,17 @@ def test_the_files_have_the_numbers_of_the_table(tmp_path: Path, capsys: pytest.
     assert "skipped" not in lines(capsys, tmp_path / "runs")[1]  # its own files are no foreign ones
 
 
-@pytest.mark.parametrize("width", [140, 72, 40])
+@pytest.mark.parametrize("width", [140, 40])
 def test_at_any_width_configurations_and_scores_are_whole(width: int) -> None:
-    runs = [run_of(score=0.123, options={"mixer.n_heads": 2}), run_of("mqar/gated_linear_attention")]
     longer = {"mixer.n_heads": 4, "d_model": 80}
+    runs = [run_of(score=0.123, options={"mixer.n_heads": 2}), run_of("mqar/gated_linear_attention")]
     runs += [run_of(score=0.625, options=longer), run_of(seed=1, score=None, options=longer)]
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(table_of(only(runs), width))
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= width
-    for word in ("gated_linear_attention", "n_heads=2", "d_model=64", "n_heads=4", "0.1230", "0.6250 *", "0.5000"):
-        assert word in text
-    numbers = ["seeds", "chance", "parameters", "tokens/s"]
-    shown = [name for name in numbers if name in text.partition("─")[0]]
-    assert shown == numbers[: {140: 4, 72: 2, 40: 0}[width]]
-    assert ("unfinished" in text) == (width > 40)  # the remark outlasts the numbers
-    assert ("Too narrow for" in " ".join(text.split())) == (width < 140)
+    assert all(word in text for word in ("gated_linear_attention", "n_heads=4", "0.6250 *", "0.5000"))
+    assert ("unfinished" in text) == (width == 140)  # at 40 no remark fits
 
 
 # Charts
@@ -421,31 +411,8 @@ def test_charts_hold_means_and_spreads_over_seeds(varied: Path) -> None:
     assert not charts["heads"].floor
 
 
-def test_an_error_is_drawn_by_the_facts_of_its_task() -> None:
-    split = {"by_pairs": [{"at_most": n, "relative_squared_error": 1 / n} for n in (1, 2, 4)]}
-    run = run_of("in_context_regression/lstm", metric="relative_squared_error")
-    run.metrics["test"] |= split
-    (chart,) = [chart for chart in drawn_charts(only([run])) if chart.kind == "fact"]
-    assert (chart.x_label, chart.y_label, chart.log_y) == ("pairs, at most", "test relative squared error", True)
-    assert (chart.series[0].x, chart.series[0].y) == ((1, 2, 4), (1, 0.5, 0.25))
-
-
-def test_a_band_stays_on_a_logarithmic_axis() -> None:
-    series = Series("lstm", "lstm", 0, "red", (1, 2), (1.0, 1.0), (0.5, 2.0))
-    assert series.band(log=False) == ([0.5, -1.0], [1.5, 3.0])
-    assert series.band(log=True) == ([0.5, 0.1], [1.5, 3.0])
-
-
-def test_a_mixer_without_state_stands_before_the_axis_of_states() -> None:
-    runs = [run_of(f"mqar/{name}", state_bytes=n) for name, n in (("identity", 0), ("gru", 256), ("lstm", 512))]
-    (state,) = drawn_charts(only(runs))
-    assert (state.kind, state.ticks) == ("state", {64: "none", 256: "256 B", 512: "512 B"})
-    assert {each.label: each.x for each in state.series} == {"gru": (256,), "identity": (64,), "lstm": (512,)}
-    assert drawn_charts(only(runs[:1])) == []
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "begins"), [("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")])
+@pytest.mark.parametrize(("kind", "begins"), [("pdf", b"%PDF"), ("svg", b"<?xml")])
 def test_a_figure_for_a_paper_is_one_file_with_text_that_stays_text(
     kind: str, begins: bytes, varied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -545,31 +512,21 @@ def test_the_page_filters_tables_and_charts_without_the_network(written: Path, b
 
 
 @pytest.mark.slow
-def test_the_first_click_on_a_column_puts_the_best_on_top(written: Path, browser: Any) -> None:
+def test_columns_sort_and_the_address_keeps_the_selection(written: Path, browser: Any) -> None:
     page = Page(browser, written, "#task=mqar")
     attention = ["attention n_heads=1", "attention n_heads=2"]
-    page.click("th:nth-child(1) button")
-    assert page.rows() == [*attention, "lstm"]
-    page.click("th:nth-child(2) button")  # accuracy
+    page.click("th:nth-child(2) button")  # accuracy: the best on top
     assert page.rows() == [*reversed(attention), "lstm"]
     page.click("th:nth-child(2) button")
     assert page.rows() == ["lstm", *attention]
     page.click("th:nth-child(6) button")  # bytes of state, of which less is better
     assert page.rows()[-1] == "attention n_heads=2"
-
-
-@pytest.mark.slow
-def test_the_address_keeps_the_selection(written: Path, browser: Any) -> None:
-    page = Page(browser, written)
     page.choose("[data-option='mixer.n_heads']", "2")
-    assert page.rows() == ["attention n_heads=2", "lstm", "factorized n_heads=2"]  # lstm has no heads
+    assert page.rows() == ["lstm", "attention n_heads=2"]  # lstm has no heads
     page.click("input[value=lstm]")
-    page.choose("[name=task]", "mqar")
-    assert page.rows() == ["attention n_heads=2"]
     assert page.address() == {"task": ["mqar"], "without": ["lstm"], "mixer.n_heads": ["2"]}
     again = Page(browser, written, "#" + urlsplit(browser.current_url).fragment)
     assert again.rows() == ["attention n_heads=2"]
-    again.drawn(2, 1, 2, 1, 1, 1, 0, 0)
     strange = Page(browser, written, "#task=other&without=gru&mixer.n_heads=77&hide=x")
     assert len(strange.rows()) == 6
 
@@ -587,35 +544,6 @@ def test_a_click_on_a_legend_acts_on_all_charts(written: Path, browser: Any) -> 
     assert page.rows() == ["attention n_heads=2", "attention n_heads=1", "lstm", *LINEAR]
 
 
-@pytest.mark.slow
-def test_charts_out_of_sight_are_drawn_and_the_page_is_dark_on_demand(written: Path, browser: Any) -> None:
-    def look(scheme: str) -> list[str]:
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        page = Page(browser, written)  # waits for all charts
-        ground = "return getComputedStyle(document.body).backgroundColor"
-        line = "return document.querySelector('.chart').data.at(-1).line.color"
-        paper = "return document.querySelector('.chart').layout.paper_bgcolor ?? ''"
-        return [page.run(ground), page.run(paper), page.run(line)]
-
-    browser.set_window_size(1400, 300)
-    try:
-        assert look("light") == ["rgb(255, 255, 255)", "#ffffff", "#d55e00"]
-        assert look("dark") == ["rgb(20, 24, 28)", "#14181c", "rgb(228, 150, 89)"]
-    finally:
-        browser.set_window_size(1400, 2400)
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-
-
-def test_marks_of_a_chart_are_at_their_places(written: Path) -> None:
-    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', written.read_text(), re.DOTALL)
-    assert found is not None
-    layouts = [figure["layout"] for figure in json.loads(found[1])["mqar"]]
-    chance, trained = layouts[2]["annotations"]
-    assert (chance["text"], trained["text"]) == ("chance", "trained at 16")
-    assert trained["x"] == pytest.approx(math.log10(16))  # of the logarithmic axis
-
-
 def test_each_seed_links_to_its_run_and_names_are_no_markup(varied: Path, tmp_path: Path) -> None:
     def page(groups: list[Group]) -> str:
         return as_page("title", "<i>", groups, [section_of(group) for group in groups], tmp_path / "out")
@@ -625,7 +553,7 @@ def test_each_seed_links_to_its_run_and_names_are_no_markup(varied: Path, tmp_pa
     assert {(tmp_path / "out" / unquote(link)).resolve() for link in links} == {run.folder.resolve() for run in runs}
     text = page(group_runs([run_of(options={"task.path": path}) for path in ("</script><b>&", "b")]))
     assert "<b>&" not in text
-    assert "<i>" not in text.partition("<script>")[0].replace('<i style="', "")
+    assert "<i>" not in text.partition("<script>")[0]
 
 
 # TensorBoard
@@ -659,8 +587,7 @@ def test_tensorboard_gets_runs_that_sort_and_means_with_bands(varied: Path, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 0), (signal.SIGTERM, 128 + signal.SIGTERM)])
-def test_tensorboard_is_served_until_it_is_stopped(number: int, status: int, varied: Path, tmp_path: Path) -> None:
+def test_tensorboard_is_served_until_it_is_stopped(varied: Path, tmp_path: Path) -> None:
     before = sorted(varied.rglob("*"))
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     verb = "import sys; from lab.view.command import main; sys.exit(main(sys.argv[1:]))"
@@ -677,8 +604,8 @@ def test_tensorboard_is_served_until_it_is_stopped(number: int, status: int, var
             with urllib.request.urlopen(f"{address}/data/plugin/custom_scalars/layout") as answer:
                 layout = json.load(answer)
             time.sleep(0.1)  # it has runs to read
-        process.send_signal(number)
-        assert process.wait(60) == status
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
     assert not list(tmp_path.glob("zoo-compare-*"))
     assert [category["title"] for category in layout["category"]] == ["mqar", "ssm_teacher"]
     length = next(chart for chart in layout["category"][0]["chart"] if chart["title"] == "Accuracy against length")
@@ -713,5 +640,7 @@ def test_a_missing_extra_is_named(
     write_run(tmp_path)
     monkeypatch.setitem(sys.modules, module, None)
     _, err = lines(capsys, tmp_path, status=2)
-    assert err.startswith(f"zoo: error: {module.partition('.')[0]} is not installed")
+    package = module.partition(".")[0]
+    wanted = "pyyaml" if package == "yaml" else package
+    assert err.startswith(f"zoo: error: {package} is not installed: pip install {wanted}, or ")
     assert not (tmp_path / "compare").exists()

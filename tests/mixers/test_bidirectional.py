@@ -26,19 +26,12 @@ def pair(names: tuple[str, str], generator: torch.Generator) -> Bidirectional:
 
 @pytest.mark.parametrize("names", PAIRS)
 def test_it_is_one_mixer_forwards_and_one_backwards(names: tuple[str, str], generator: torch.Generator) -> None:
-    both, x = pair(names, generator), draw(2, 6, D_MODEL, generator=generator)
+    both, x = pair(names, generator), draw(1, 5, D_MODEL, generator=generator)
     assert_close(both(x), both.mixer_a(x) + both.mixer_b(x.flip(1)).flip(1))
-
-
-@pytest.mark.parametrize("names", PAIRS)
-def test_the_operator_is_that_of_both(names: tuple[str, str], generator: torch.Generator) -> None:
-    both, x = pair(names, generator), draw(1, 3, D_MODEL, generator=generator)
     operator, offset = interaction(both, x)
     forwards, backwards = interaction(both.mixer_a, x), interaction(both.mixer_b, x.flip(1))
     assert_close(operator, forwards.operator + backwards.operator.flip(1, 2))
     assert_close(offset, forwards.offset + backwards.offset.flip(1))
-    above = torch.ones(3, 3, dtype=torch.bool).triu(diagonal=1)
-    assert_close(operator[:, above], backwards.operator.flip(1, 2)[:, above])
 
 
 @pytest.mark.parametrize("names", [("attention", "gru"), ("selective_ssm", "conv"), ("lstm", "sliding_attention")])

@@ -34,14 +34,18 @@ def test_short_conv_is_the_reference_in_any_chunks(d_conv: int, bias: bool, gene
     assert state.shape == (2, d_conv - 1, 3)
 
 
-@pytest.mark.parametrize(("d_channel", "norm"), [(0, "input"), (12, "input"), (12, "output")])
+@pytest.mark.parametrize(("d_channel", "norm"), [(0, "input"), (12, "input"), (12, "output"), (12, "residual")])
 def test_a_residual_block_is_the_reference_and_an_operator(
     d_channel: int, norm: str, generator: torch.Generator
 ) -> None:
     block = randomise(ResidualBlock(create_mixer("attention", 8), d_channel, norm=norm), generator).double()
     x, p = draw(2, 7, 8, generator=generator), parameters(block)
-    of_reference = reference.residual_block if norm == "input" else reference.output_normed_block
-    expected = np.stack([of_reference(p, row, "attention") for row in x.numpy()])
+    of_reference = {
+        "input": reference.residual_block,
+        "output": reference.output_normed_block,
+        "residual": reference.residual_normed_block,
+    }
+    expected = np.stack([of_reference[norm](p, row, "attention") for row in x.numpy()])
     assert_close(block(x), expected)
     assert_close(in_chunks(block, x, [3, 4])[0], expected)
     assert_close(interaction(block, x).apply(x), expected)

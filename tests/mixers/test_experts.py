@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from lab.plain import read_mapping
 from tests import ROOT, reference
-from tests.cases import D_MODEL, draw, in_chunks, parameters, randomise
+from tests.cases import D_MODEL, draw, parameters, randomise
 from tests.tolerances import assert_close
 from zoo import Backbone, create_mixer, state_nbytes
-from zoo.blocks import Experts, ResidualBlock, Stack
+from zoo.blocks import Experts, ResidualBlock, SigmoidExperts
 from zoo.ops.experts import grouped_in_blocks, grouped_linear
 
 JAMBA = ROOT / "configs" / "mixer" / "jamba.yaml"
@@ -57,6 +57,17 @@ def test_experts_are_the_reference(top_k: int, options: dict[str, Any], generato
     assert_close(layer(x[0]), expected[0])
     assert_close(layer(x[0, 0]), expected[0, 0])
     assert layer(x[:0]).shape == (0, 7, D_MODEL)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"n_groups": 3, "top_groups": 2, "normalize": True, "scale": 1.5, "d_shared": 3}]
+)
+def test_sigmoid_experts_are_the_reference(options: dict[str, Any], generator: torch.Generator) -> None:
+    layer = randomise(SigmoidExperts(D_MODEL, 5, n_experts=6, top_k=3, **options), generator).double()
+    x = draw(2, 7, D_MODEL, generator=generator)
+    expected = np.stack([reference.sigmoid_experts(parameters(layer), row, 3, **options) for row in x.numpy()])
+    assert_close(layer(x), expected)
+    assert not layer.preference.requires_grad
 
 
 def test_no_position_depends_on_another_however_uneven_the_load(generator: torch.Generator) -> None:
@@ -121,8 +132,8 @@ def test_experts_start_as_linear_layers_do() -> None:
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_balance_is_the_reference_over_valid_positions(top_k: int, generator: torch.Generator) -> None:
     layer, x = experts_of(generator, top_k=top_k), draw(3, 9, D_MODEL, generator=generator)
-    valid = torch.rand(3, 9, generator=generator) < 0.6
-    for given, counted in ((None, x.flatten(0, 1)), (valid, x[valid])):
+    valid, one = torch.rand(3, 9, generator=generator) < 0.6, torch.arange(27).view(3, 9) == 4
+    for given, counted in ((None, x.flatten(0, 1)), (valid, x[valid]), (one, x[one])):
         layer(x, given)
         loss, load = reference.balance(parameters(layer), counted.numpy(), top_k)
         assert_close(layer.balance_loss, np.asarray(loss))
@@ -175,23 +186,6 @@ def test_the_load_counts_positions_that_are_not_selected(generator: torch.Genera
     assert_close(model(x, lengths, at), everywhere[at])
     assert_close(layer.balance_loss, expected[0])
     assert_close(layer.load, expected[1])
-
-
-def test_compiled_experts_can_be_copied(generator: torch.Generator) -> None:
-    layer, x = experts_of(generator), draw(5, D_MODEL, generator=generator)
-    expected = layer(x)
-    layer.compile(backend="eager")
-    assert_close(pickle.loads(pickle.dumps(layer))(x), expected)
-
-
-def test_any_chunks_and_ragged_lengths_give_the_same(generator: torch.Generator) -> None:
-    stack = Stack([block_of(generator), block_of(generator, n_experts=3, top_k=1)])
-    x = draw(3, 9, D_MODEL, generator=generator)
-    assert_close(in_chunks(stack, x, [1, 5, 3])[0], stack(x))
-    ragged = stack(x, torch.tensor([9, 1, 5]))
-    for row, length in enumerate((9, 1, 5)):
-        assert_close(ragged[row, :length], stack(x[row : row + 1, :length])[0])
-        assert not ragged[row, length:].any()
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from tests.cases import D_MODEL, Case, assert_states_close, cases, draw
 from tests.tolerances import assert_close, tolerance
 from zoo.coefficient import active, recording, replaying
 from zoo.ops import recurrent as recurrent_op
+from zoo.ops import transforms
 from zoo.ops.recurrent import linear_rnn
 from zoo.state import detach_state, state_tensors
 
@@ -34,10 +34,15 @@ def loops_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("seq_len", [1, 2, 7, 63])
+@pytest.mark.parametrize(("seq_len", "lengths"), [(1, None), (63, None), (1, [0, 1]), (63, [7, 62])])
 @fused_cases
 def test_fused_kernels_equal_the_loops(
-    case: Case, seq_len: int, dtype: torch.dtype, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+    case: Case,
+    seq_len: int,
+    lengths: list[int] | None,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Outputs, last state, and the gradients of input, first state and parameters."""
     mixer = case.create(generator, dtype)
@@ -48,7 +53,7 @@ def test_fused_kernels_equal_the_loops(
     weights = draw(2, seq_len, D_MODEL, generator=generator, dtype=dtype)
 
     def run() -> tuple[Tensor, object, tuple[Tensor, ...]]:
-        y, after = mixer.stream(x, before)
+        y, after = mixer.stream(x, before, lengths)
         loss = (y * weights).sum() + sum(t.square().sum() for t in state_tensors(after))
         return y, after, torch.autograd.grad(loss, inputs)
 
@@ -73,15 +78,15 @@ def test_the_fused_kernel_runs_unless_something_needs_the_loop(
     with replaying(tape):
         assert_close(mixer(x), expected)
     assert not active()
-    assert_close(mixer(x, torch.tensor([5, 5])), expected)
     assert len(fused) == 1
+    assert_close(mixer(x, torch.tensor([5, 5])), expected)
+    assert len(fused) == 2
     assert mixer.to("meta")(x.to("meta")).shape == expected.shape
 
 
-@pytest.mark.parametrize("autocast_to", [torch.bfloat16, torch.float16])
 @fused_cases
 def test_a_cpu_without_the_kernel_runs_the_loop(
-    case: Case, autocast_to: torch.dtype, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+    case: Case, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What this CPU says of itself is put in place of another's answer: the kernel raises, as oneDNN's does."""
 
@@ -94,7 +99,7 @@ def test_a_cpu_without_the_kernel_runs_the_loop(
     monkeypatch.setattr(recurrent_op, "fused_recurrence", missing)
     recurrent_op._exists_on_cpu.cache_clear()
     try:
-        with torch.autocast("cpu", dtype=autocast_to):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
             y = mixer(x)
             _, state = mixer.stream(x[:, :4])
             streamed, _ = mixer.stream(x[:, 4:], state)
@@ -126,20 +131,19 @@ def test_reduced_precision_raises_on_no_cpu(case: Case, dtype: torch.dtype, gene
     assert recurrent_op._exists_on_cpu.cache_info().misses == asked
 
 
-# The loops.
-
-
-@pytest.mark.parametrize("seq_len", [1, 32, 33, 300])
-def test_linear_rnn_is_the_loop(seq_len: int, generator: torch.Generator) -> None:
-    u, recurrent = draw(2, seq_len, 5, generator=generator), 0.4 * draw(5, 5, generator=generator)
-    start = draw(2, 5, generator=generator)
-    states, last = linear_rnn(u, recurrent, start)
-    expected = np.zeros((2, seq_len, 5))
-    h = start.numpy()
-    for t in range(seq_len):
-        h = u[:, t].numpy() + h @ recurrent.numpy().T
-        expected[:, t] = h
-    assert_close(states, expected)
-    assert_close(last, expected[:, -1])
-    _, ragged = linear_rnn(u, recurrent, start, torch.tensor([0, seq_len]))
-    assert_close(ragged, np.stack([start[0].numpy(), expected[1, -1]]))
+@pytest.mark.parametrize("seq_len", [1, 33, 1100])
+def test_chunks_of_a_linear_rnn_computed_at_once_are_those_of_one_after_the_other(
+    seq_len: int, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    given = (
+        draw(2, seq_len, 5, generator=generator),
+        0.4 * draw(5, 5, generator=generator),
+        draw(2, 5, generator=generator),
+    )
+    results = []
+    for road in ("cuda", "cpu"):
+        monkeypatch.setattr(transforms, "_device_type", lambda t, road=road: road)
+        leaves = [t.clone().requires_grad_() for t in given]
+        outputs = linear_rnn(*leaves, torch.tensor([0, seq_len]))
+        results.append([*outputs, *torch.autograd.grad(sum(t.square().sum() for t in outputs), leaves)])
+    assert_close(*results)

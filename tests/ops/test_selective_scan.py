@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests import holding, python, refused, slow
+from tests import holding, python, refused
 from tests.cases import draw
 from tests.ops.as_python import run_as_python
 from tests.ops.test_ops import differentiable, scan_inputs, scan_loop
@@ -24,7 +24,6 @@ from zoo.ops import scan, scan_numba
 from zoo.ops.scan import selective_scan
 
 ON_CPU = pytest.mark.parametrize("backend", ["torch", "numba"])
-LENGTHS = pytest.mark.parametrize("seq_len", [1, 2, 7, 63, 1000])
 PRECISE = 10 * 2**-24
 """Ten roundings of float32: the error of each output and gradient as a whole, as `errors` counts it."""
 
@@ -65,8 +64,8 @@ def errors(inputs: list[Tensor], generator: torch.Generator, backend: str) -> li
 # Numbers.
 
 
+@pytest.mark.parametrize("seq_len", [1, 63, 1000])
 @ON_CPU
-@LENGTHS
 def test_every_backend_has_the_gradients_of_float64(backend: str, seq_len: int, generator: torch.Generator) -> None:
     """Those of float64 pass gradcheck in test_ops.py. 300 channels: one block of numba's and part of another."""
     inputs = narrowed(scan_inputs(generator, seq_len, d_inner=300, d_state=5))
@@ -147,22 +146,8 @@ def test_without_numba_the_scan_runs_in_torch(monkeypatch: pytest.MonkeyPatch, g
     monkeypatch.setitem(scan._INSTALLED, "numba", False)
     inputs = narrowed(scan_inputs(generator, 40))
     torch.testing.assert_close(selective_scan(*inputs), selective_scan(*inputs, backend="torch"), rtol=0, atol=0)
-    with pytest.raises(ImportError, match=r"^backend 'numba' is not installed: pip install numba, or .*\[fast\]$"):
+    with pytest.raises(ImportError, match=r"^backend 'numba' is not installed: pip install numba, or .*\[fast\]'$"):
         selective_scan(*inputs, backend="numba")
-
-
-@pytest.mark.slow
-def test_neither_torch_nor_numba_is_loaded_before_it_is_needed() -> None:
-    """zoo.ops loads nothing; the scan in float64 loads no numba, whose import takes half a second."""
-    program = (
-        "import sys, zoo.ops\n"
-        "assert 'torch' not in sys.modules\n"
-        "import torch\n"
-        "t = torch.ones(1, 2, 3, dtype=torch.float64)\n"
-        "zoo.ops.selective_scan(t, t, -t[0].T, t[..., :2], t[..., :2])\n"
-        "assert 'numba' not in sys.modules\n"
-    )
-    python("-c", program)
 
 
 # Refusals.
@@ -208,16 +193,6 @@ def test_bad_input_is_refused_in_a_line(
         selective_scan(**{**arguments, **changed})
 
 
-@pytest.mark.slow
-@ON_CPU
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_signs_are_looked_at_in_compiled_code(backend: str, generator: torch.Generator) -> None:
-    x, dt, A, B, C, *_ = narrowed(scan_inputs(generator, 5))
-    compiled = torch.compile(selective_scan, fullgraph=True, backend="aot_eager")
-    with pytest.raises(ValueError, match="dt must be finite and not negative"):
-        compiled(x, -dt, A, B, C, backend=backend)
-
-
 def test_signs_are_looked_at_in_a_single_step_unless_told_not_to(generator: torch.Generator) -> None:
     x, dt, A, B, C, *_ = narrowed(scan_inputs(generator, 1))
     with refused("A must be finite and not positive"):
@@ -240,12 +215,10 @@ def test_unlooked_at_a_nan_goes_through_to_the_outputs(backend: str, generator: 
 # Registration.
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked_shapes")  # symbolic sizes are no integers
 @ON_CPU
-@pytest.mark.parametrize(
-    ("seq_len", "d_state"),
-    [(5, 4), slow(1, 4), slow(300, 4), slow(5, 1)],
-)
+@pytest.mark.parametrize(("seq_len", "d_state"), [(300, 4), (5, 1)])
 def test_the_ops_are_registered_as_they_behave(
     backend: str, seq_len: int, d_state: int, generator: torch.Generator
 ) -> None:
@@ -264,11 +237,10 @@ def test_the_ops_are_registered_as_they_behave(
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
 @ON_CPU
-def test_compiled_it_is_one_graph_and_the_same_numbers(backend: str, compiler: str, generator: torch.Generator) -> None:
+def test_compiled_it_is_one_graph_and_the_same_numbers(backend: str, generator: torch.Generator) -> None:
     inputs = differentiable(*narrowed(scan_inputs(generator, 40)))
-    compiled = torch.compile(selective_scan, fullgraph=True, backend=compiler)
+    compiled = torch.compile(selective_scan, fullgraph=True)
     gradients = []
     for run in (selective_scan, compiled):
         y, final = run(*inputs, backend=backend)
@@ -307,12 +279,9 @@ def test_threads_of_the_caller_do_not_disturb_each_other(two_threads: None, gene
 
 
 @pytest.mark.parametrize(("batch", "d_inner"), [(2, 300), (5, 60)], ids=["channels", "rows"])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_blocks_of_torch_are_the_reference(
-    batch: int, d_inner: int, threads: int, two_threads: None, generator: torch.Generator
-) -> None:
+@pytest.mark.usefixtures("two_threads")
+def test_blocks_of_torch_are_the_reference(batch: int, d_inner: int, generator: torch.Generator) -> None:
     """16 states a channel: more than a block of numbers, so that channels are cut, or rows of the batch."""
-    torch.set_num_threads(threads)
     inputs = [*scan_inputs(generator, 40, batch=batch, d_inner=d_inner, d_state=16)]
     weights = draw_weights(inputs, generator)
     outputs = scan_loop(*(leaves := differentiable(*inputs)))

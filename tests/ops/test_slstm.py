@@ -99,17 +99,6 @@ def test_the_loop_reads_and_writes_within_its_arrays(
     assert_precise(draw(generator, 2, 2, 5, 5, scale=scale), valid, generator)
 
 
-def test_the_compiled_loop_begins_with_nothing_written(generator: torch.Generator) -> None:
-    u, recurrent, h, *_ = draw(generator, 1, 2, 6, 4)
-    zero = torch.zeros_like(h)
-    state = (zero, zero, zero, zero - torch.inf)
-    y, last = slstm_scan(u, recurrent, state)
-    exact, exact_last = slstm_scan(u.double(), recurrent.double(), tuple(t.double() for t in state))
-    assert_close((y, *last), (exact, *exact_last))
-    (gradient,) = torch.autograd.grad(y.sum(), u)
-    assert gradient.isfinite().all()
-
-
 def test_a_gate_that_is_no_number_is_seen_in_the_output(generator: torch.Generator) -> None:
     for gate in range(4):
         u, recurrent, *state = (t.detach() for t in draw(generator, 1, 1, 3, 4))

@@ -20,10 +20,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 ADDITIONS = ROOT / "tests" / "project" / "additions"
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
     """The copy, with the additions."""
-    root = tmp_path_factory.mktemp("copy")
+    root = tmp_path
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in tracked.splitlines():
         if (ROOT / name).is_file():
@@ -56,30 +56,16 @@ def run(project: Path, *command: str) -> str:
     return done.stdout
 
 
-def test_a_copy_with_a_mixer_more(project: Path) -> None:
-    run(project, "-m", "zoo", "pages")
-    assert "fixed decays" in run(project, "-m", "zoo", "mixers")
-    assert "n_heads" in run(project, "-m", "zoo", "mixers", "retention")
-    of_all = ("-m", "slow or not slow", "-k", "retention", "tests/contract", "tests/project/test_pages.py")
-    ran = run(project, "-m", "pytest", "-q", "-p", "no:xdist", *of_all)
-    assert int(ran.split(" passed")[0].split()[-1]) > 40
-
-
-def test_a_copy_with_a_task_more(project: Path) -> None:
-    run(project, "-m", "tasks", "pages")
-    digests = ("tests/tasks/test_tasks.py", "-k", "digests and sorting")
-    run(project, "-m", "pytest", "-q", "-p", "no:xdist", *digests, "--write-digests")
+def test_a_copy_with_a_mixer_and_a_task_more(project: Path) -> None:
+    pytest_ = ("-m", "pytest", "-q", "-p", "no:xdist")
+    run(project, *pytest_, "tests/tasks/test_tasks.py", "-k", "digests and sorting", "--write-digests")
     assert (project / "tests" / "tasks" / "digests.json").read_text().count('"sorting"') == 1
-    ran = run(project, "-m", "pytest", "-q", "-p", "no:xdist", "tests/tasks", "-k", "sorting or registered or index")
-    assert int(ran.split(" passed")[0].split()[-1]) > 15
+    rooms = ("tests/contract", "tests/tasks", "tests/project/test_pages.py", "tasks/generators/structure/sorting.py")
+    ran = run(project, *pytest_, "--doctest-modules", "-k", "retention or sorting", *rooms)
+    assert int(ran.split(" passed")[0].split()[-1]) > 30
+    assert "fixed decays" in run(project, "-m", "zoo", "mixers")
     assert "the smallest first" in run(project, "-m", "tasks", "show", "sorting")
-    run(project, "-m", "pytest", "-q", "-p", "no:xdist", "--doctest-modules", "tasks/generators/structure/sorting.py")
-
-
-def test_both_train_in_the_copy(project: Path) -> None:
     flags = ("--mixer", "retention", "--mixer.n_heads", "4", "--task", "sorting", "--task.seq_len", "8")
     numbers = ("--task.n_train", "64", "--task.n_val", "32", "--task.n_test", "32")
     small = ("--d_model", "16", "--n_layers", "1", "--trainer.max_steps", "3", "--run_dir", "runs")
     assert "retention" in run(project, "train.py", *flags, *numbers, *small)
-    sizes = ("--seq_len", "8", "--d_model", "8", "--lengths", "8", "16")
-    run(project, "-m", "zoo", "measure", "--mixer", "retention", *sizes)

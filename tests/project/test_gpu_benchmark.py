@@ -60,33 +60,20 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small")
 def test_the_scans_section_compares_time_and_floor() -> None:
     section = gpu.scan()
-    assert "0.00 TB/s" in section.about  # a megabyte read and written in two milliseconds
-    assert [row[:2] for row in section.tables[0].rows] == [
-        ["float32", "forward"],
-        ["float32", "backward"],
-        ["bfloat16", "forward"],
-        ["bfloat16", "backward"],
-    ]
+    assert len(section.tables[0].rows) == 4
     floor = gpu.scan_bytes(1, 4, 3, 2, 4)[0] / 1e9  # at a gigabyte a second
     assert section.targets[0].measured == pytest.approx(2e-3 / floor)
     assert not section.targets[0].met
     page = gpu.page({"scan": {"measured": "a GPU, today", **section.to_plain()}})
-    assert "## Selective scan" in page
-    assert "## End to end" not in page
-    assert "<sub>a GPU, today</sub>" in page
+    assert ("## Selective scan" in page, "## End to end" in page) == (True, False)
 
 
-@pytest.mark.usefixtures("small")
-def test_the_section_of_chunked_maps_has_a_line_for_each_pass() -> None:
-    section = gpu.chunked()
-    assert len(section.tables[0].rows) == 4 * 2 * 2
-    assert {row[3] for row in section.tables[0].rows} == {2.0}
-
-
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_kernels_steps_and_a_long_stream_have_their_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(gpu.chunked().tables[0].rows) == 4 * 2 * 2
     kernels = gpu.kernels().tables[0].rows
-    assert len(kernels) == 4 * 2
+    assert len(kernels) == 6 * 2
     assert all(row[5] < 1e-6 for row in kernels)
     monkeypatch.setattr(gpu, "FULL", sections.QUICK)
     for name in ("empty_cache", "reset_peak_memory_stats", "set_sync_debug_mode"):
@@ -97,31 +84,12 @@ def test_kernels_steps_and_a_long_stream_have_their_lines(monkeypatch: pytest.Mo
         raise RuntimeError("cannot be captured\nat all")
 
     monkeypatch.setattr(gpu, "captured", refuse)
+    lengths = gpu.lengths().tables[0].rows
+    assert [row[0] for row in lengths] == list(gpu.PAIRS)
+    assert all(row[1:] == [2.0] * 3 + [5.0] * 3 for row in lengths)
     names = list(sections.QUICK.mixers)
     assert [[row[0], *row[4:]] for row in gpu.steps().tables[0].rows] == [
         [name, "no", None, "cannot be captured"] for name in names
     ]
     monkeypatch.setattr(gpu, "STREAMED", (20, 8))
     assert gpu.stream().tables[0].rows == [["selective_ssm", 10_000, 5.0]]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("small")
-def test_tuning_prints_a_line_for_each_tile_and_leaves_the_scan_as_it_was(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scan_triton = pytest.importorskip("zoo.ops.scan_triton")
-    monkeypatch.setattr(gpu, "CHUNKS", (8, 32))
-    monkeypatch.setattr(gpu, "TILES", ((8, 1), (32, 4)))
-    before = scan_triton.CHUNK, scan_triton.forward_tile, scan_triton.backward_tile
-    gpu.tune()
-    assert (scan_triton.CHUNK, scan_triton.forward_tile, scan_triton.backward_tile) == before
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 * 2
-    assert lines[0] == "chunk 8, 8 channels, 1 warps: forward 2.000 ms, backward 2.000 ms"
-
-
-def test_a_training_step_takes_its_device() -> None:
-    """The seam between this script and the one for CPUs."""
-    quick = sections.QUICK
-    sections.training_step(quick.mixer_names[0], quick, "cpu")()

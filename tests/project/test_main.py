@@ -18,9 +18,10 @@ from zoo import __main__ as command
 from zoo.evidence import Check, Evidence, Panel, Verdict
 from zoo.evidence.page import panels_figure
 from zoo.registry import list_mixers
-from zoo.theory.claims import CLAIMS, list_claims
+from zoo.theory.claims import list_claims
 from zoo.theory.claims import page as claims_page
 from zoo.theory.claims.claim import FULL, QUICK, Claim, Settings
+from zoo.theory.measure import Sizes
 
 SHORT = ("--seq_len", "8", "--gradient_len", "16", "--lengths", "4", "8", "--seeds", "5")
 SMALL = ("--d_model", "4", "--heads", "2", *SHORT)
@@ -59,7 +60,6 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ),
         ("mixers atention", "did you mean 'attention'?"),
         ("measure --mixer lstn", "did you mean 'lstm'?"),
-        ("measure --mixer lstm --d_model x", "--d_model: invalid int value: 'x'"),
         ("measure --d_mode 4", "unrecognized arguments: --d_mode 4 (see zoo --help)"),
         ("measure --mixer attention --d_model 5", "d_model=5 is not divisible by n_heads=4"),
         ("measure --seeds 1", "n_seeds must be at least 5, got 1"),
@@ -89,10 +89,18 @@ def test_help_and_wrong_names_need_the_standard_library_alone() -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_no_verb_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main([]) == 0
-    out = capsys.readouterr().out
-    assert all(verb in out for verb in command.VERBS)
+@pytest.mark.parametrize(("verb", "sizes"), [("measure", Sizes()), ("claims", QUICK)])
+def test_the_help_names_the_defaults(
+    verb: str, sizes: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        command.main([verb, "--help"])
+    found = re.findall(r"^  --(\w+) .*default ([\d ]+)$", capsys.readouterr().out, re.MULTILINE)
+    assert "seed" in dict(found)
+    for flag, said in found:
+        default = getattr(sizes, {"seeds": "n_seeds"}.get(flag, flag))
+        assert said == " ".join(map(str, default if isinstance(default, tuple) else [default])), flag
 
 
 def test_mixers_lists_all_and_shows_the_options_of_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,11 +108,8 @@ def test_mixers_lists_all_and_shows_the_options_of_one(capsys: pytest.CaptureFix
         assert command.main(["mixers", *argv]) == 0
         return capsys.readouterr().out
 
-    lines = shown().splitlines()
-    assert sorted(line.split()[0] for line in lines if line.startswith("  ")) == sorted(list_mixers())
-    assert lines[0] == "softmax:"
+    assert all(f"  {name} " in shown() for name in list_mixers())
     assert re.search(r"^  gates +.*'channel' unless given$", shown("gdn2"), re.MULTILINE)
-    assert "'none' | 'rope' | 'alibi' | 'relative', 'none' unless given" in shown("attention")
     assert shown("selective_ssm") == shown("mamba")
     assert "(or mamba)" in shown("mamba")
 
@@ -118,7 +123,7 @@ def test_measure_prints_and_writes_a_row_a_mixer(tmp_path: Path, capsys: pytest.
     rows = json.loads((tmp_path / "a/b/measure.json").read_text())["rows"]
     assert [row["name"] for row in rows] == ["attention", "diagonal_ssm"]
     assert rows[0]["rank"] == rows[0]["predicted_rank"] == 2
-    assert out.splitlines()[-3:] == [str(tmp_path / f"a/b/measure.{kind}") for kind in ("md", "json", "png")]
+    assert {path.name for path in (tmp_path / "a/b").iterdir()} == {"measure.md", "measure.json", "measure.png"}
 
 
 @pytest.mark.usefixtures("unpainted")
@@ -276,7 +281,7 @@ def test_a_missing_extra_is_named_before_anything_is_measured(
 ) -> None:
     monkeypatch.setitem(sys.modules, "rich.table", None)
     for argv in (["measure"], ["claims"], ["figure", "staircase"], ["heads", "nowhere"]):
-        assert "or install mixer-zoo with its extra [report]" in refused(capsys, *argv)
+        assert "pip install 'path/to/the/clone[report]'" in refused(capsys, *argv)
 
 
 @pytest.mark.slow
@@ -294,11 +299,3 @@ def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     monkeypatch.setattr(command, "_check_report", interrupted)
     assert command.main(["measure"]) == 130
     assert capsys.readouterr().err == "zoo: interrupted\n"
-
-
-def test_every_figure_and_claim_stands_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for verb, names in (("figure", command.FIGURES), ("claims", CLAIMS)):
-        with pytest.raises(SystemExit):
-            command.main([verb, "--help"])
-        out = capsys.readouterr().out
-        assert all(f"  {name} " in out for name in names)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
 from tests import ROOT, python
+from zoo import Backbone, docstrings, pages
 from zoo import __main__ as command
-from zoo import docstrings, pages
 from zoo.lookup import Registry
 from zoo.registry import MIXERS, Mixer, list_mixers
+from zoo.theory.model_heads import measure_heads
+from zoo.theory.model_heads_page import Reading, heads_as_html
 
 
 @pytest.mark.parametrize("name", list_mixers())
@@ -25,12 +28,6 @@ def test_a_page_explains_every_option(name: str) -> None:
     assert [option.name for option in pages.options(name) if not meanings.get(option.name)] == []
     page = pages.markdown(name)
     assert all(f"**{title}.** " in page for title in pages.REQUIRED)
-
-
-def test_a_page_has_the_options_that_its_entry_sets() -> None:
-    gates = {name: {o.name: o.default for o in pages.options(name)}["gates"] for name in ("kda", "gdn2")}
-    assert gates == {"kda": "head", "gdn2": "channel"}
-    assert "`zoo.mixers.kda.KimiDelta` with `gates: channel`" in pages.markdown("gdn2")
 
 
 def test_the_table_in_the_repository_links_every_mixer_and_every_paper() -> None:
@@ -53,16 +50,24 @@ def test_the_verb_writes_all_pages(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.fixture(scope="module")
 def site() -> Path:
     """The site, built with a check that no link leads nowhere."""
-    python("tools/site.py")
+    python("-m", "tools.site")
     return ROOT / "build" / "site"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page", ["index.html", "results.html", "api.html", "gallery.html", "gallery.html#attention,ssd"]
+    "page",
+    [
+        "index.html",
+        "tutorials/experiment.html",
+        "findings.html",
+        "leaderboard_table.html",
+        "gallery.html",
+        "gallery.html#attention,ssd",
+    ],
 )
 def test_a_page_of_the_site_fits_every_screen_in_both_colours(page: str, site: Path, browser: Any) -> None:
-    for width, colour in itertools.product((390, 800, 1400), ("light", "dark")):
+    for width, colour in ((390, "light"), (390, "dark"), (800, "dark"), (1400, "light")):
         media = {"features": [{"name": "prefers-color-scheme", "value": colour}]}
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
@@ -89,26 +94,52 @@ def test_the_site_is_searched_from_disk(site: Path, browser: Any) -> None:
     waiting.until(opened)
 
 
+def shown(browser: Any, selector: str) -> list[str]:
+    script = "return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)"
+    return browser.execute_script(script, selector)
+
+
 @pytest.mark.slow
 def test_the_gallery_is_explored_by_keyboard(site: Path, browser: Any) -> None:
-    def shown(selector: str) -> list[str]:
-        return browser.execute_script(
-            "return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)", selector
-        )
-
     browser.get("about:blank")
     browser.get((site / "gallery.html").as_uri())
-    assert shown(".card h2") == list_mixers()
+    assert shown(browser, ".card h2") == list_mixers()
+    for by in Select(browser.find_element("id", "sort")).options:
+        by.click()
+        assert sorted(shown(browser, ".card h2")) == sorted(list_mixers())
+    Select(browser.find_element("id", "sort")).select_by_visible_text("state at 65,536")
+    assert shown(browser, ".card h2")[0] == "identity"  # no state
     browser.find_element("id", "find").send_keys("delta rule")
-    assert set(shown(".card h2")) < set(list_mixers())
+    assert set(shown(browser, ".card h2")) < set(list_mixers())
     browser.switch_to.active_element.send_keys(Keys.TAB)
     browser.switch_to.active_element.send_keys(Keys.ENTER)
-    (chosen,) = shown(".side h2")
+    (chosen,) = shown(browser, ".side h2")
     assert browser.current_url.endswith(f"#{chosen}")
-    before = shown(".side svg")[0]
+    before = shown(browser, ".side svg")[0]
     browser.switch_to.active_element.send_keys(Keys.ARROW_LEFT)  # the query position has the focus
-    assert shown("#at") == ["30"]
-    assert shown(".side svg")[0] != before
+    assert shown(browser, "#at") == ["30"]
+    assert shown(browser, ".side svg")[0] != before
+
+
+@pytest.mark.slow
+def test_the_layers_of_a_model_are_explored_by_the_same_page(tmp_path: Path, browser: Any) -> None:
+    model = Backbone(mixer={"name": "hybrid", "n_heads": 2}, d_model=8, n_layers=2, vocab_size=12, n_outputs=12)
+    x = torch.randint(12, (3, 10), generator=torch.Generator().manual_seed(0))
+    rows = measure_heads(model, x, x, explore=True)
+    (tmp_path / "heads.html").write_text(heads_as_html(rows, Reading("a model", "3 sequences", "agreement", 0.1)))
+    browser.get_log("browser")  # of the pages before
+    browser.get("about:blank")
+    browser.get((tmp_path / "heads.html").as_uri())
+    assert shown(browser, ".side h2") == [rows[0].name]
+    assert len(shown(browser, ".side svg")) == 5  # with the scores of the cut layer
+    layer = browser.find_element("id", "item0")
+    layer.send_keys(rows[1].name)
+    assert shown(browser, ".side h2") == [rows[1].name]
+    assert browser.switch_to.active_element.get_attribute("id") == "item0"  # although all was drawn anew
+    whole = browser.execute_script("return document.querySelector('canvas').toDataURL()")
+    Select(browser.find_element("id", "head0")).select_by_index(2)
+    assert browser.execute_script("return document.querySelector('canvas').toDataURL()") != whole
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
 
 
 class Whole:
@@ -154,7 +185,6 @@ def test_a_docstring_is_read_in_parts() -> None:
         ("State. None.\n\n    ", "", "'Coefficients', 'State', "),
         ("Interaction rank. 1.\n\n    Source. Nobody.", "Source. Nobody.\n\n    Interaction rank. 1.", "in order"),
         ("State. None.", "Nothing is kept.", "'Nothing is kept.', below 'Coefficients'"),
-        ("State. None.", "State. None.\n\n    State. None.", "'State'"),
     ],
 )
 def test_a_docstring_without_its_paragraphs_is_refused(

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from benchmarks import peers, recurrences
 from tests.tolerances import assert_close, tolerance
-from zoo.extras import require_extra
 
 SINGLE = {("scan", "transformers"), ("ssd", "transformers")} | {
     (name, "transformers") for name in recurrences.PROBLEMS if name != "rg_lru"
@@ -59,8 +58,3 @@ def test_a_step_of_a_peer_is_ours(name: str, peer: str, generator: torch.Generat
     sizes = recurrences.Sizes(2, 1, 2, 4, torch.float32 if single else torch.float64)
     given = (*problem.inputs(sizes, generator), *problem.state(sizes, generator))
     assert_same(*(problem.steps[who](*given) for who in ("zoo", peer)), single=single)
-
-
-def test_an_absent_package_names_its_extra() -> None:
-    with pytest.raises(ImportError, match=r"^nothing_of_that_name is not installed: pip install .*\[bench\]$"):
-        require_extra("nothing_of_that_name.inside", "bench")

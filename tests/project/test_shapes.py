@@ -29,19 +29,13 @@ def scaled() -> Function:
 
 
 @pytest.mark.parametrize("wrong", [torch.ones(2), torch.ones(2, 3, dtype=torch.int64), None, [1.0]])
-def test_an_argument_of_another_kind_is_refused_before_and_after_a_good_one(scaled: Function, wrong: Any) -> None:
+def test_a_wrong_argument_or_result_is_refused_whatever_was_seen_before(scaled: Function, wrong: Any) -> None:
     for _ in range(2):
         with pytest.raises(jaxtyping.TypeCheckError, match="parameters"):
             scaled(wrong)
-        assert scaled(torch.ones(2, 3)).shape == (2, 3)
-
-
-def test_a_result_that_is_not_as_promised_is_refused_whatever_was_seen_before(scaled: Function) -> None:
-    x = torch.ones(2, 3)
-    for _ in range(2):
         with pytest.raises(jaxtyping.TypeCheckError, match="return value"):
-            scaled(x, 3.0)
-        assert torch.equal(scaled(x, 5.0), 5 * x)
+            scaled(torch.ones(2, 3), 3.0)
+        assert torch.equal(scaled(torch.ones(2, 3), 5.0), torch.full((2, 3), 5.0))
 
 
 def test_what_zoo_computes_is_checked() -> None:

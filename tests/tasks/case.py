@@ -76,8 +76,8 @@ def all_cases() -> dict[str, TaskCase]:
 DIGESTED = 100
 """Examples that a digest covers."""
 DIGESTS = Path(__file__).parent / "digests.json"
-"""{task: {"split seed": `digest` of the split's first `DIGESTED` examples at the case's `base`}}, for all splits and
-seeds 0 and 1; `pytest --write-digests` writes it."""
+"""{task: {"split seed": `digest` of the split's first `DIGESTED` examples at the case's `base`}}, for each split and a
+seed; `pytest --write-digests` writes it."""
 
 
 def committed_digest(name: str, split: str, seed: int) -> str:

@@ -37,6 +37,26 @@ def delay_options(draw: st.DrawFn) -> Options:
     }
 
 
+def solve_capo(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Look people up by their names in the population, drawn from its seed as the definition says."""
+    rng, n = np.random.default_rng(options["people_seed"]), options["n_people"]
+    numbers = rng.choice(400 * 400 * 1000, size=n, replace=False).tolist()
+    drawn = rng.integers([12, 28, 200, 200, 300, 100, 263], size=(n, 7)).tolist()
+    # Tokens in the order of a biography: names, then the word of a sentence and its facts.
+    sizes, first, words = [400, 400, 1000, 1, 12, 28, 200, 1, 200, 1, 300, 1, 100, 1, 263], [0], {3, 7, 9, 11, 13}
+    for size in sizes:
+        first.append(first[-1] + size)
+    known = {}
+    for number, facts in zip(numbers, drawn, strict=True):
+        left = iter([number // 400_000, number // 1000 % 400, number % 1000, *facts])
+        tokens = [first[place] + (0 if place in words else next(left)) for place in range(15)]
+        known[tuple(tokens[:3])] = tokens
+    assert len(known) == n
+    assert inputs == [token for start in range(0, len(inputs), 15) for token in known[tuple(inputs[start : start + 3])]]
+    assert asked == [i for i in range(len(inputs)) if i % 15 in (3, 4, 5, 7, 9, 11, 13)]
+    return {i: known[tuple(inputs[i // 15 * 15 :][:3])][i % 15 + 1] for i in asked}
+
+
 def solve_memorization(options: Options, inputs: list[int], asked: list[int]) -> Answers:
     """Look the key in front of the question up in the map, drawn from its seed as the definition says."""
     n_keys = (options["vocab_size"] - 1) // 2
@@ -125,6 +145,23 @@ CASES = {
         base={"seq_len": 128, "lag": 32},
         published=[{}],
     ),
+    "capo": TaskCase(
+        options=st.fixed_dictionaries(
+            {
+                "seq_len": st.integers(1, 3).map(lambda biographies: 15 * biographies),
+                "n_people": st.integers(1, 100),
+                "people_seed": st.integers(0, 3),
+            }
+        ),
+        solve=solve_capo,
+        least={"n_people": 1, "people_seed": 0},
+        refused=[
+            ({"seq_len": 16}, "seq_len must be a multiple of 15"),
+            ({"n_people": 160_000_001}, "n_people must be <= 160000000, the full names"),
+        ],
+        overlap="the people are the same in all splits",
+        published=[{"n_people": 100_000, "seq_len": 510}],
+    ),
     "memorization": TaskCase(
         options=st.fixed_dictionaries(
             {
@@ -143,7 +180,7 @@ CASES = {
         solve=solve_needle,
         least={"distance": 1, "n_classes": 2, "n_noise": 1, "n_distractors": 0},
         refused=[
-            ({"seq_len": 128}, "seq_len must be > distance"),
+            *(({"seq_len": n}, "seq_len must be > distance") for n in (127, 128)),
             ({"n_distractors": 1, "seq_len": 129}, "with distractors seq_len must be > distance + 1"),
             ({"n_distractors": 128}, "n_distractors must be <= seq_len - 3"),
         ],

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from tests.tasks.case import Options, TaskCase
+from tests.tasks.case import Answers, Options, TaskCase
 
 
 @cache
@@ -28,7 +28,7 @@ LICENSE = Path(__file__).resolve().parents[2] / "LICENSE"
 
 
 def solve_text(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Look the window up in the file, where it stands once; each answer is the symbol behind."""
+    """Look the window up in the file, where it stands once; each answer is the symbol behind, and what it repeats."""
     symbols: list[int] = list(LICENSE.read_bytes())
     if options["unit"] == "characters":
         text = LICENSE.read_text(encoding="utf-8")
@@ -36,7 +36,16 @@ def solve_text(options: Options, inputs: list[int], asked: list[int]) -> Answers
         symbols = [alphabet.index(character) for character in text]
     places = [i for i in range(len(symbols) - len(inputs)) if symbols[i : i + len(inputs)] == inputs]
     assert len(places) == 1
-    return {position: symbols[places[0] + position + 1] for position in asked}
+    window = symbols[places[0] : places[0] + len(inputs) + 1]
+
+    def repeated(position: int) -> int:
+        def again(n: int) -> bool:
+            tail = window[position + 1 - n : position + 2]
+            return any(window[i : i + n + 1] == tail for i in range(position + 1 - n))
+
+        return next((n for n in range(min(position + 1, 16), 0, -1) if again(n)), 0)
+
+    return {position: (window[position + 1], repeated(position)) for position in asked}
 
 
 CASES = {

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import tasks
 from tests.tasks.case import Answers, Options, TaskCase
+from tools.record_tasks import RECORDS
 
 
 def solve_listops(options: Options, inputs: list[int], asked: list[int]) -> Answers:
@@ -43,6 +44,93 @@ def outcome(operator: int, values: list[int]) -> int:
     if operator == 12:
         return int(statistics.median(values))
     return sum(values) % 10
+
+
+def solve_brevo(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Collect ancestors by hand; where several nodes could come, as in training, the sequence's own is taken."""
+    v, most = options["n_names"], options["seq_len"] // 9 + 2
+    question, equals = inputs.index(v), inputs.index(v + 1)
+    blanks = inputs.count(v + 2)
+    written, goal, listed = inputs[blanks:question], inputs[question + 1], inputs[equals + 1 :]
+    assert inputs == [v + 2] * blanks + written + [v, goal, v + 1, *listed]
+    edges = set(zip(written[::2], written[1::2], strict=True))
+    assert 2 * len(edges) == len(written)
+    assert len(set(written)) <= most
+    for end in (0, 1):
+        assert max([edge[end] for edge in edges].count(node) for node in set(written)) <= 4
+    parents = {node: {parent for parent, child in edges if child == node} for node in set(written)}
+    needed, found = {goal}, {goal}
+    while found:
+        found = {parent for node in found for parent in parents[node]} - needed
+        needed |= found
+    assert {goal, *listed} == needed
+    assert len(listed) == len(needed) - 1
+
+    def depth(node: int) -> int:
+        return 1 + min(depth(parent) for parent in parents[node]) if parents[node] else 0
+
+    ready = [
+        {node for node in needed.difference(listed[:at]) if parents[node] <= set(listed[:at])}
+        for at in range(len(needed))
+    ]
+    certain = [equals + at for at, nodes in enumerate(ready[:-1]) if len(nodes) == 1]
+    assert asked in (certain, [*range(equals, len(inputs))])
+    answers = {}
+    for position in asked:
+        at = position - equals
+        answer = min(ready[at]) if len(ready[at]) == 1 else listed[at]
+        assert answer in ready[at]
+        answers[position] = (answer, depth(goal), len(needed), at + 1)
+    return answers
+
+
+def solve_lano(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Read each sentence by upstream's own rules; the last one may be cut off."""
+    record = RECORDS / f"lano-{options['grammar']}.json"
+    rules = json.loads(record.read_text(encoding="utf-8"))["rules"][-options["n_levels"] :]
+    assert inputs[0] == 3
+    *whole, cut = "".join(map(str, inputs[1:])).split("3")
+    unfinished = -1
+
+    @cache
+    def ends(text: str, level: int, symbol: int, at: int) -> set[int]:
+        """Where the symbol may end that begins at a place."""
+        if at in (unfinished, len(text)):
+            return {unfinished}
+        if level == len(rules):
+            return {at + 1} if text[at] == str(symbol) else set()
+        found = set()
+        for rule in rules[level][symbol]:
+            places = {at}
+            for each in rule:
+                places = {end for place in places for end in ends(text, level + 1, each, place)}
+            found |= places
+        return found
+
+    assert all(len(text) in ends(text, 0, 0, 0) for text in whole)
+    assert ends(cut, 0, 0, 0) & {unfinished, len(cut)}
+    assert asked == [*range(len(inputs) - 1)]
+    return {position: inputs[position + 1] for position in asked}
+
+
+def solve_mano(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Read the expression as grammar has it, from its first symbol."""
+    m = options["modulus"]
+    blanks = inputs.count(m + 4)
+    assert inputs == [m + 4] * blanks + inputs[blanks:-1] + [m + 3]
+    symbols = iter(inputs[blanks:-1])
+
+    def value() -> int:
+        symbol = next(symbols)
+        if symbol < m:
+            return symbol
+        a, b = value(), value()
+        return (a + b, a - b, a * b)[symbol - m] % m
+
+    answer = value()
+    assert not list(symbols)
+    assert asked == [len(inputs) - 1]
+    return {asked[0]: (answer, (len(inputs) - 2 - blanks) // 2)}
 
 
 # Few shapes: the chance level of each is counted.
@@ -169,6 +257,17 @@ TREECALL_OPTIONS = st.fixed_dictionaries(
 
 
 CASES = {
+    "brevo": TaskCase(
+        options=st.integers(18, 110).flatmap(
+            lambda length: st.fixed_dictionaries(
+                {"seq_len": st.just(length), "n_names": st.integers(length // 9 + 2, 40)}
+            )
+        ),
+        solve=solve_brevo,
+        least={"seq_len": 18, "n_names": 4},
+        refused=[({"n_names": 15}, "n_names must be >= seq_len // 9 + 2")],
+        published=[{"seq_len": 9 * (nodes - 2), "n_names": nodes} for nodes in (70, 90, 110)],
+    ),
     "listops": TaskCase(
         options=st.sampled_from(LISTOPS_SHAPES),
         solve=solve_listops,
@@ -180,6 +279,35 @@ CASES = {
         ],
         base={"seq_len": 128, "min_length": 60, "max_length": 128},
         published=[{}],
+    ),
+    "lano": TaskCase(
+        options=st.fixed_dictionaries(
+            {
+                "seq_len": st.integers(2, 150),
+                "grammar": st.sampled_from(["cfg3f", "cfg3k"]),
+                "n_levels": st.integers(1, 5),  # sentences of six and seven levels have hundreds of tokens
+            }
+        ),
+        solve=solve_lano,
+        least={"seq_len": 2, "n_levels": 1},
+        refused=[
+            ({"grammar": "cfg3z"}, "grammar must be one of cfg3f, cfg3k"),
+            ({"n_levels": 7}, "n_levels must be <= 6, the levels of the grammar"),
+        ],
+        published=[
+            {"n_levels": 6, "seq_len": 512},
+            {"grammar": "cfg3k", "n_levels": 7, "seq_len": 512},
+        ],
+    ),
+    "mano": TaskCase(
+        options=st.fixed_dictionaries(
+            {"seq_len": st.integers(2, 20).map(lambda half: 2 * half), "modulus": st.integers(2, 30)}
+        ),
+        solve=solve_mano,
+        least={"seq_len": 4, "modulus": 2},
+        refused=[({"seq_len": 23}, "seq_len must be even")],
+        overlap="there are 1,587 expressions with one operator",
+        published=[{}, {"seq_len": 28}, {"seq_len": 34}],
     ),
     "pathfinder": TaskCase(
         options=pathfinder_options(),

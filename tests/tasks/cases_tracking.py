@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
 from tests.tasks.case import Answers, Options, TaskCase
@@ -127,6 +129,68 @@ def solve_modular_arithmetic(options: Options, inputs: list[int], asked: list[in
     return {position: eval(" ".join(texts[: position + 1])) % modulus for position in answerable}
 
 
+@cache
+def selectivbench_grammar(n_symbols: int, n_states: int, seed: int) -> dict[tuple[int, int], int]:
+    """{(state, letter): next state} of the grammar, drawn from its seed; # is the last letter and the last state."""
+    rng, end = np.random.default_rng(seed), n_symbols * n_states
+    while True:
+        chance, leads = rng.random((end + 1, n_symbols + 1)), rng.integers(n_states, size=(end + 1, n_symbols))
+        starts = rng.choice(end, size=4, replace=False).tolist()
+        moves = {}
+        for state in range(end):
+            for letter in range(n_symbols):
+                if chance[state, letter] < 0.4:
+                    moves[state, letter] = n_states * letter + int(leads[state, letter])
+            if chance[state, n_symbols] < 0.4 / n_states:
+                moves[state, n_symbols] = end
+        ends, more = {end}, {end}
+        while more:
+            more = {state for (state, _), target in moves.items() if target in more} - ends
+            ends |= more
+        if len(ends) == end + 1 and len({start // n_states for start in starts}) == 4:
+            return moves | {(end, start // n_states): start for start in starts}
+
+
+def solve_selectivbench(options: Options, inputs: list[int], asked: list[int]) -> Answers:
+    """Follow the letters that the grammar allows; the others, and blanks, are gaps."""
+    n_symbols, n_states = options["n_symbols"], options["n_states"]
+    moves = selectivbench_grammar(n_symbols, n_states, options["grammar_seed"])
+    state, end, count, gap, gaps, answers = n_symbols * n_states, n_symbols * n_states, 0, 0, [], {}
+    for position, letter in enumerate(inputs):
+        if (state, letter) in moves:
+            count = 1 if state == end else count + 1
+            state = moves[state, letter]
+            gaps.append(gap)
+            gap = 0
+        else:
+            assert (letter == n_symbols + 1) != options["distractors"]
+            gap += 1
+        answers[position] = (state, count)
+        assert count <= 200
+    assert gaps[0] == 0
+    assert not any(gaps[1 : options["gap_start"] + 1])
+    assert all(options["min_gap"] <= size <= options["max_gap"] for size in gaps if size)
+    assert asked == [*range(len(inputs))]
+    return answers
+
+
+SELECTIVBENCH_OPTIONS = st.tuples(st.integers(0, 3), st.integers(0, 3)).flatmap(
+    lambda gap: st.fixed_dictionaries(
+        {
+            "seq_len": st.integers(1, 60),
+            "n_symbols": st.integers(5, 10),
+            "n_states": st.integers(1, 5),
+            "min_gap": st.just(gap[0]),
+            "max_gap": st.just(sum(gap)),
+            "gap_share": st.sampled_from([0.0, 0.5, 1.0]),
+            "gap_start": st.integers(0, 10),
+            "distractors": st.booleans(),
+            "grammar_seed": st.integers(0, 5),
+        }
+    )
+)
+
+
 CASES = {
     "bracket": TaskCase(
         options=bracket_options(),
@@ -201,5 +265,21 @@ CASES = {
         solve=solve_parity,
         least={"seq_len": 1},
         published=[{}, {"seq_len": 256}],
+    ),
+    "selectivbench": TaskCase(
+        options=SELECTIVBENCH_OPTIONS,
+        solve=solve_selectivbench,
+        least={"seq_len": 1, "n_symbols": 4, "n_states": 1}
+        | dict.fromkeys(("min_gap", "max_gap", "gap_start", "grammar_seed"), 0),
+        refused=[
+            ({"min_gap": 2}, "min_gap must be <= max_gap"),
+            ({"gap_share": 1.5}, "gap_share must lie in [0, 1]"),
+            ({"n_symbols": 4, "n_states": 100}, "no grammar had paths from all states to the end"),
+        ],
+        published=[
+            {"seq_len": 400, "n_symbols": 40, "n_states": 40},
+            {"seq_len": 1300, "n_symbols": 40, "n_states": 40, "max_gap": 10},
+            {"seq_len": 215, "n_symbols": 40, "n_states": 40, "gap_share": 0.1, "gap_start": 50, "distractors": True},
+        ],
     ),
 }

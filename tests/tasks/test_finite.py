@@ -112,50 +112,33 @@ class Listed(Task):
         return {"inputs": rng.choice(numbers, size=(n, 1)), "labels": np.zeros((n, 1), dtype=np.int64)}
 
 
-@pytest.mark.parametrize("kind", ["file", "folder"])
-def test_an_edited_file_of_an_own_task_is_read_again(kind: str, tmp_path: Path) -> None:
-    file = tmp_path / "data" / "numbers.txt"
-    file.parent.mkdir()
-    named = file if kind == "file" else file.parent
-
-    def inputs() -> set[int]:
-        arrays = materialise("listed", Listed(str(named)), "train", 200, 0, tmp_path / "cache")
-        return set(arrays["inputs"].ravel().tolist())
-
-    file.write_text("11 12 13")
-    assert inputs() == {11, 12, 13}
-    before = file.stat()
-    file.write_text("21 22 23")
-    if kind == "file":  # what a file holds counts, not when it was written
-        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    else:
-        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    assert inputs() == {21, 22, 23}
-    assert len(list((tmp_path / "cache").rglob("*.npz"))) == 2
-
-
 class Declared(Listed):
     """Reads a file that is no option."""
-
-    name = "declared"
-    file = Path()
-
-    def __init__(self) -> None:
-        super().__init__(str(self.file))
 
     def options(self) -> dict[str, str]:
         return {}
 
     def files(self) -> list[Path]:
-        return [self.file]
+        return [Path(self.path)]
 
 
-def test_a_file_that_is_no_option_is_declared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "numbers.txt"
-    monkeypatch.setattr(Declared, "file", file)
-    for number in (31, 32):
-        file.write_text(str(number))
-        assert materialise("declared", Declared(), "train", 1, 0, tmp_path / "cache")["inputs"].item() == number
+@pytest.mark.parametrize("kind", ["file", "folder", "declared"])
+def test_an_edited_file_of_an_own_task_is_read_again(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "data" / "numbers.txt"
+    file.parent.mkdir()
+    task = Declared(str(file)) if kind == "declared" else Listed(str(file if kind == "file" else file.parent))
+
+    def inputs() -> set[int]:
+        return set(materialise("listed", task, "train", 200, 0, tmp_path / "cache")["inputs"].ravel().tolist())
+
+    file.write_text("11 12 13")
+    assert inputs() == {11, 12, 13}
+    before = file.stat()
+    file.write_text("21 22 23")
+    later = int(kind == "folder")  # what a file holds counts, not when it was written
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + later))
+    assert inputs() == {21, 22, 23}
+    assert len(list((tmp_path / "cache").rglob("*.npz"))) == 2
 
 
 @pytest.mark.parametrize("option", ["", "no/such/file", "~nobody-here/file", "x" * 5000, "a\0b"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import datasets
@@ -17,7 +15,7 @@ import tasks
 from tasks import __main__ as command
 from tasks import pages
 from tasks.data.splits import sample_split
-from tests import ROOT
+from tests import ROOT, python
 
 SMALL = ["--vocab_size", "20", "--seq_len", "12", "--n_pairs=2"]
 
@@ -28,12 +26,14 @@ def test_list_names_every_task(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in lines] == tasks.list_tasks()
 
 
-def test_help_and_list_load_neither_numpy_nor_torch() -> None:
+def test_numpy_and_torch_are_loaded_when_a_task_needs_them() -> None:
     code = (
         "import sys\nfrom tasks.__main__ import main\nmain(['list'])\nmain([])\n"
-        "assert not {'numpy', 'torch', 'rich', 'jsonargparse'} & set(sys.modules)"
+        "assert not {'numpy', 'torch', 'rich', 'jsonargparse'} & set(sys.modules)\n"
+        "import tasks\ntasks.task_class('ssm_teacher')()\n"
+        "assert not {'torch', 'datasets', 'pyarrow', 'lightning'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+    python("-c", code)
 
 
 def test_show_prints_the_example_that_the_seed_draws(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,12 +76,6 @@ def test_a_task_is_shown_as_its_page_with_the_options_given(capsys: pytest.Captu
     assert capsys.readouterr().out == pages.markdown("mqar", 0, task) != pages.markdown("mqar")
 
 
-def test_a_long_example_is_shown_without_its_middle() -> None:
-    lines = pages.example(tasks.create_task("needle", distance=500), 0)
-    assert "... 373 positions ..." in lines
-    assert len(lines) < 40
-
-
 def test_stats_count_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["stats", "needle", "--distance", "9", "--n", "500", "--split", "test"]) == 0
     shown = capsys.readouterr().out
@@ -121,16 +115,11 @@ def test_json_lines_hold_vectors_and_have_null_for_nan(tmp_path: Path) -> None:
         (["lst"], "invalid choice: 'lst'"),
         (["show", "mqar", "--n_pair", "3"], "unknown mqar option 'n_pair' (did you mean 'n_pairs'?)"),
         (["show", "mqar", "--n_pairs", "many"], "n_pairs"),
-        (["show", "mqar", "--n_pairs", "40"], "mqar: 4 * n_pairs must be <= seq_len"),
         (["show", "mqar", "extra"], "unexpected argument 'extra'"),
         (["show", "mqar", "--n_pairs"], "--n_pairs needs a value"),
-        (["stats", "mqar", "--split", "dev"], "unknown split 'dev'"),
-        (["stats", "mqar", "--n", "0"], "a split holds at least one example"),
         (["export", "mqar", "--out", "no/such/folder/x.parquet"], "no such folder: no/such/folder"),
         (["export", "mqar", "--format", "hub"], "needs the data set's name: --out USER/NAME"),
-        (["export", "mqar", "--format", "csv"], "invalid choice: 'csv'"),
         (["list", "mqar"], "unexpected argument 'mqar'"),
-        (["pages", "mqar"], "unexpected argument 'mqar'"),
     ],
 )
 def test_what_cannot_be_followed_is_said_in_one_line(

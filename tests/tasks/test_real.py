@@ -69,15 +69,6 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
     assert pairs == {b"AA", b"AB", b"BB", b"BC", b"CC"}
 
 
-def test_characters_are_numbered_by_code_point(tmp_path: Path) -> None:
-    file = tmp_path / "greek.txt"
-    file.write_text("αβγ" * 40, encoding="utf-8")
-    task = tasks.create_task("text", path=str(file), unit="characters", seq_len=4)
-    assert task.spec.vocab_size == 3
-    rows = sample_split(task, "train", 20, 0)
-    assert ((rows["inputs"] + 1) % 3 == rows["labels"]).all()
-
-
 def test_windows_begin_at_every_symbol_that_leaves_room_for_one(tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     file.write_bytes(bytes(range(100)))

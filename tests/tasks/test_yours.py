@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shutil
 import zipfile
@@ -21,19 +22,18 @@ from tasks.__main__ import main
 from tasks.base import Arrays
 from tasks.data.arrow import to_table
 from tasks.data.export import write_jsonl
-from tasks.data.splits import sample_split
 from tasks.datamodule import TaskDataModule
 from tasks.registry import TASKS
 from tasks.spec import IGNORED
 from tasks.yours.arrays import conform
-from tests import ROOT, install, run_python
+from tests import install
 from zoo.errors import UsageError
 
-FUNCTIONS = '''
+FUNCTIONS = '''from __future__ import annotations
 import numpy as np
 import tasks
 
-def echo(rng, n, seq_len: int = 6, offset=0):
+def echo(rng, n, seq_len: int = 6, offset: int | float = 0):
     """Say the first token at the end.
 
     Args:
@@ -130,6 +130,7 @@ def splits_of(task: tasks.Task) -> dict[str, Arrays]:
 def test_a_function_is_a_task_with_its_arguments_as_options(file: Path, rng: np.random.Generator) -> None:
     task = tasks.create_task(f"{file}:echo", seq_len=7)
     assert task.options() == {"seq_len": 7, "offset": 0, "vocab_size": None, "n_classes": 9}
+    assert inspect.signature(type(task)).parameters["offset"].annotation == int | float
     spec = task.spec
     assert (spec.vocab_size, spec.n_outputs, spec.seq_len, spec.labelled, spec.facts) == (4, 9, 7, 1, ("age",))
     assert spec.chance == pytest.approx(1 / 4, abs=0.05)
@@ -387,15 +388,6 @@ def test_the_fingerprint_is_of_the_content(tmp_path: Path, file: Path) -> None:
     assert one != other
 
 
-def test_the_cache_knows_such_tasks(tmp_path: Path, file: Path) -> None:
-    for name in (f"{file}:running", str(as_npz(tmp_path, changed()))):
-        task = tasks.create_task(name)
-        for _ in range(2):
-            data = TaskDataModule(task, n_train=20, n_val=2, n_test=2, batch_size=8, cache=True, cache_dir=tmp_path)
-            for key, array in sample_split(task, "train", 20, 0).items():
-                np.testing.assert_array_equal(data.split("train")[key], array)
-
-
 def test_the_command_line_shows_and_exports_them(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,15 +403,6 @@ def test_the_command_line_shows_and_exports_them(
     assert "did you mean 'seq_len'" in capsys.readouterr().err
     with pytest.raises(UsageError, match="there is no file"):
         tasks.create_task("absent.py:echo")
-
-
-def test_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "your_own.md").read_text(encoding="utf-8").partition("## Your task")[2]
-    scope: dict[str, Any] = {}
-    run_python(text, scope)
-    assert scope["batch"]["inputs"].shape == (32, 32)
-    assert scope["task"].spec.chance == pytest.approx(1 / 16, abs=0.03)
 
 
 def test_entry_points_name_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,6 +18,7 @@ from zoo.contract import SequenceMixer
 from zoo.errors import UnknownNameError
 from zoo.evidence import (
     Check,
+    Estimate,
     Panel,
     Verdict,
     at_most,
@@ -30,7 +29,6 @@ from zoo.mixers.diagonal_ssm import DiagonalSSM
 from zoo.theory.claims import (
     CLAIMS,
     claims_by_paper,
-    cores,
     gradients,
     heads,
     list_claims,
@@ -44,7 +42,6 @@ from zoo.theory.claims import (
 from zoo.theory.claims.claim import Findings, Settings, redrawn
 from zoo.theory.claims.cores import Core
 from zoo.theory.lags import head_count_bound
-from zoo.theory.softmax import softmax_floor
 from zoo.theory.teacher import balanced_teacher
 
 SMALL = Settings(n_seeds=5, seq_len=256, ranks=(2,), starts=1)
@@ -59,6 +56,9 @@ def measured(name: str) -> Verdict:
     return verdict
 
 
+NOT_DRAWN = {"rank_of_mixers", "softmax_floor", "differential_floor", "softmax_heads", "reflection_counts"}
+NOT_DRAWN |= {"reflections_rotate", "recall_by_weights", "nearest_neighbour"}
+"""Claims with checks of one draw, or of a construction: all checks of the others are of several draws."""
 QUICK_TO_MEASURE = {"gradient_lti", "heads_for_an_error", "key_removal", "one_head_gap", "outputs_need_fewer"}
 QUICK_TO_MEASURE |= {"recall_by_weights", "slogan_rank_is_power"}
 CLAIM_BY_CLAIM = [slow(name, unless=name in QUICK_TO_MEASURE) for name in list_claims()]
@@ -71,12 +71,15 @@ def test_claims_hold_and_slogans_do_not(name: str) -> None:
     assert [check for check in verdict.evidence.checks if check.verdict != right] == []
     assert verdict.status == ("refuted as predicted" if name.startswith("slogan_") else "holds")
     assert verdict.claim.name == name
+    exact = [check.quantity for check in verdict.evidence.checks if check.interval is None]
+    assert bool(exact) == (name in NOT_DRAWN)
 
 
 _SPOILT: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "rank_of_cores": (ranks, "state_space_duality", lambda true: lambda draw, d, h, n: true(draw, d, 4, n)),
     "rank_of_mixers": (SequenceMixer, "predicted_rank", lambda true: lambda mixer, n: true(mixer, n) + 1),
     "gates_and_depth": (ranks, "gated", lambda _: lambda layer, gate: layer),
+    "gates_and_depth: depth": (ranks, "Stack", lambda true: lambda layers: true(layers[:1])),
     "write_gate": (ranks, "written_delta_rule", lambda true: lambda draw, *sizes: true(draw, *sizes[:-1], 1)),
     "one_head_gap": (heads, "to_heads", lambda true: lambda lags, n_heads=None: true(lags)),
     "head_count": (heads, "head_count_bound", lambda true: lambda lags, h: 0.9 * true(lags, h)),
@@ -90,6 +93,11 @@ _SPOILT: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "gradient_attention": (gradients, "_SHARPNESS", lambda _: 0.1),
     "gradient_closed_gates": (gradients, "_CLOSED", lambda _: 0.0),
     "gradient_hybrid": (gradients, "averages", lambda true: lambda n, residual, attention_at=None: true(n, residual)),
+    "gradient_hybrid: rate": (
+        gradients,
+        "_rate",
+        lambda true: lambda profile: Estimate(*(each + 1.6 / SMALL.seq_len for each in true(profile))),
+    ),
     "gradient_residuals": (gradients, "moving_average", lambda true: lambda value, rho: true(value, rho - 0.1)),
     "state_size": (memory, "state_space_duality", lambda true: lambda draw, d, h, state: true(draw, d, h, state + 1)),
     "key_removal": (memory, "head_weights", lambda true: lambda layer, x: true(layer, 0.5 * x).tril(-1)),
@@ -106,15 +114,15 @@ _SPOILT: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
         lambda _: lambda d, dt_min, dt_max: DiagonalSSM(d, dt_min=dt_min / 3, dt_max=dt_max),
     ),
 }
-"""For each claim: the thing that is made wrong, in which module, and how."""
+"""For each claim, or a part of it after a colon: the thing that is made wrong, in which module, and how."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list_claims())
-def test_a_claim_made_wrong_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, attribute, spoil = _SPOILT[name]
+@pytest.mark.parametrize("part", [*list_claims(), *(part for part in _SPOILT if ":" in part)])
+def test_a_claim_made_wrong_is_found_out(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, attribute, spoil = _SPOILT[part]
     monkeypatch.setattr(module, attribute, spoil(getattr(module, attribute)))
-    (verdict,) = run_claims([name], SMALL)
+    (verdict,) = run_claims([part.partition(":")[0]], SMALL)
     assert verdict.status == ("not refuted" if verdict.claim.slogan else "fails")
     assert not verdict.as_expected
 
@@ -156,17 +164,6 @@ def test_names_are_listed_without_torch() -> None:
     assert python("-c", code).stdout.split() == [str(len(CLAIMS)), "False"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gradient_lti", "one_head_gap"])
-def test_the_same_seed_measures_the_same_and_another_does_not(name: str) -> None:
-    def values(seed: int) -> list[float]:
-        (verdict,) = run_claims([name], Settings(seed=seed, n_seeds=5, seq_len=64))
-        return [check.value for check in verdict.evidence.checks]
-
-    assert values(0) == values(0)
-    assert values(0) != values(1)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -184,75 +181,15 @@ def test_settings_are_checked(options: dict[str, Any], message: str) -> None:
         Settings(**options)
 
 
-def test_the_population_optimum_finds_published_bounds() -> None:
-    """THEORY: k = 4, H = 1, 2, 3 leave .577, .2555, .0679; nothing here uses singular values."""
-    lags = balanced_teacher(4, 6, 32)
-    for n_heads, published in ((1, 0.577), (2, 0.2555), (3, 0.0679)):
-        found = heads.population_optimum(lags, n_heads, torch.Generator().manual_seed(n_heads))
-        assert found == pytest.approx(published, rel=2e-3)
-        assert found == pytest.approx(head_count_bound(lags, n_heads), rel=1e-6)
-
-
-def test_toeplitz_matrix_and_relative_error_against_loops(rng: np.random.Generator) -> None:
-    lags, other = (torch.from_numpy(rng.normal(size=(5, 2, 3))) for _ in range(2))
-    matrix = heads.toeplitz_matrix(lags).numpy()
-    for i in range(5):
-        for j in range(5):
-            expected = lags[i - j].numpy() if j <= i else np.zeros((2, 3))
-            assert np.array_equal(matrix[2 * i : 2 * i + 2, 3 * j : 3 * j + 3], expected)
-    miss = np.square(heads.toeplitz_matrix(other).numpy() - matrix).sum() / np.square(matrix).sum()
-    assert heads.relative_error(lags, other).item() == pytest.approx(miss, rel=1e-12)
-
-
-def test_sink_free_heads_attain_the_floor_and_sum_to_one(rng: np.random.Generator) -> None:
-    lags = torch.from_numpy(rng.normal(size=(7, 2, 2)))
-    weights, values = softmax.heads_at_the_floor(lags)
-    assert len(weights) == 5
-    assert torch.allclose(weights.sum(2), torch.ones(5, 7, dtype=torch.float64), atol=1e-14)
-    assert weights.triu(1).abs().max() == 0
-    matrix = heads.toeplitz_matrix(lags)
-    made = torch.einsum("hij,hpd->ipjd", weights, values).reshape_as(matrix)
-    error = ((made - matrix).square().sum() / matrix.square().sum()).item()
-    assert error == pytest.approx(softmax_floor(lags), rel=1e-9)
-
-
-def test_cores_against_their_recurrences(rng: np.random.Generator) -> None:
-    """The needle attention and the moving average, from their definitions."""
-    x, value = rng.normal(size=(6, 3)), rng.normal(size=(3, 3))
-    average = cores.moving_average(torch.from_numpy(value), 0.9)(torch.from_numpy(x)[None])[0].numpy()
-    needle = cores.needle_attention(torch.from_numpy(value), 2.0)(torch.from_numpy(x)[None])[0].numpy()
-    reached = np.zeros(3)
-    for i in range(6):
-        reached = 0.9 * reached + 0.1 * value @ x[i]
-        assert np.allclose(average[i], reached, atol=1e-13)
-        weight = np.exp(2 * x[i, 1] * x[: i + 1, 0])
-        assert np.allclose(needle[i], (weight / weight.sum()) @ (x[: i + 1] @ value.T), atol=1e-13)
-
-
-@pytest.mark.parametrize(
-    ("d", "shares"), [(2, {1: 8 / math.pi**2, 3: 8 / (9 * math.pi**2)}), (3, {1: 3 / 4, 3: 7 / 64})]
-)
-def test_harmonics_of_the_sign_are_those_of_fourier_and_legendre(d: int, shares: dict[int, float]) -> None:
-    found = retrieval.sign_shares(d)
-    assert {degree: found[degree] for degree in shares} == pytest.approx(shares, rel=1e-12)
-    assert 0.99 < sum(found.values()) < 1
-
-
 @pytest.mark.slow
 def test_the_two_figures() -> None:
     (axes,) = page.staircase_figure(settings=dataclasses.replace(SMALL, steps=5)).axes
     assert axes.get_yscale() == "log"
-    assert axes.get_xlabel() == "heads H"
-    bound, trained = axes.lines
-    assert bound.get_color() == trained.get_color()
+    bound, _ = axes.lines
     exact = head_count_bound(balanced_teacher(2, 6, 32), 1)
     assert list(bound.get_ydata()) == pytest.approx([exact, 1e-14, 1e-14])  # the step to zero at H = 2
     figure = page.gradient_figure(dataclasses.replace(SMALL, seq_len=32))
     assert len(figure.axes) == 4
-    for axes in figure.axes:
-        assert "tokens" in axes.get_xlabel()
-        assert axes.get_legend() is not None or len(axes.texts) > 1  # names of lines stand at their ends
-        assert axes.get_yscale() == "log"
 
 
 @pytest.mark.usefixtures("unpainted")

@@ -60,24 +60,12 @@ def test_to_heads_is_exact_at_k(rng: np.random.Generator) -> None:
 
 
 def test_to_heads_is_optimal_below_k() -> None:
-    n_heads = 2
     lags = balanced_teacher(4, 5, N)
-    mixer = to_heads(lags, n_heads)
     x = torch.zeros(1, N, 5, dtype=torch.float64)
-    operators = [interaction(m, x).operator[0] for m in (mixer, to_heads(lags))]
-    error = ((operators[0] - operators[1]).square().sum() / operators[1].square().sum()).item()
-    assert error == pytest.approx(head_count_bound(lags, n_heads), rel=1e-10)
-    assert interaction_rank(operators[0]) == n_heads
-
-    generator = torch.Generator().manual_seed(n_heads)
-    with torch.no_grad():
-        best = (operators[0] - operators[1]).square().sum()
-        for parameter in mixer.parameters():  # the optimum is one: no small step away from it is better
-            step = 1e-3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            for sign in (1, -1):
-                parameter.add_(sign * step)
-                assert (interaction(mixer, x).operator[0] - operators[1]).square().sum() > best
-                parameter.sub_(sign * step)
+    fewer, whole = (interaction(to_heads(lags, n_heads), x).operator[0] for n_heads in (2, None))
+    error = ((fewer - whole).square().sum() / whole.square().sum()).item()
+    assert error == pytest.approx(head_count_bound(lags, 2), rel=1e-10)
+    assert interaction_rank(fewer) == 2
 
 
 LAWS: dict[str, tuple[Callable[[], Sequence[np.ndarray]], int]] = {
@@ -99,14 +87,6 @@ def test_to_softmax_heads_is_exact_with_k_or_one_more(name: str, rng: np.random.
     assert mixer.n_heads == n_heads
     assert miss(mixer, lags, rng) < 1e-12
     assert miss(mixer, lags, rng, seq_len=5) < 1e-12
-
-
-def test_every_weight_of_converted_attention_can_be_trained(rng: np.random.Generator) -> None:
-    mixer = to_softmax_heads(mixed(rng, 0.9**T, 0.5**T))
-    mixer(torch.from_numpy(rng.normal(size=(1, N, D)))).square().sum().backward()
-    for name, parameter in mixer.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
 
 
 def test_a_positive_combination_exists_just_when_the_rows_leave_a_half_space_free(rng: np.random.Generator) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binomtest
 from torch import Tensor, nn
 
 from tests import slow
@@ -17,13 +16,11 @@ from zoo.backbone import Backbone
 from zoo.blocks import RMSNorm, ShortConv
 from zoo.contract import SequenceMixer
 from zoo.registry import create_mixer
-from zoo.theory.figures import gradient_comparison_figure
 from zoo.theory.gradients import (
     GradientProfile,
     OffersHighway,
     decay_rate,
     draw_seeds,
-    fitted,
     gradient_profile,
     highway_profile,
 )
@@ -48,7 +45,7 @@ def jacobian_norms(layer: nn.Module, x: Tensor) -> np.ndarray:
     return full.square().sum((0, 2)).sqrt().flip(0).numpy()
 
 
-@pytest.mark.parametrize("name", ["attention", slow("selective_ssm"), slow("lstm"), "hybrid"])
+@pytest.mark.parametrize("name", ["attention", "hybrid"])
 def test_profile_is_the_jacobian(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zoo.theory.operator.POSITIONS_AT_ONCE", 3 * 10 * WIDTH)
     layer = create_mixer(name, WIDTH).double()
@@ -72,14 +69,6 @@ def test_profile_is_the_jacobian(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert_close(plain.values, still.values)
 
 
-def test_profile_of_an_lti_map_is_in_its_kernel() -> None:
-    layer = lti(0.9)
-    log_decay, B, C = (t.detach().numpy() for t in layer.dynamics())
-    expected = [np.linalg.norm(C @ np.diag(np.exp(tau * log_decay)) @ B) for tau in range(SEQ)]
-    found = gradient_profile(layer, seeds=1, seq_len=SEQ)
-    np.testing.assert_allclose(found.values[0].numpy(), expected, rtol=1e-9)
-
-
 def test_a_sketch_of_a_profile_is_near_it_and_parts_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = lti(0.9)
     exact = gradient_profile(layer, seeds=2, seq_len=SEQ).values
@@ -87,15 +76,6 @@ def test_a_sketch_of_a_profile_is_near_it_and_parts_are_put_together(monkeypatch
     assert (near / exact).log().abs().median() < 0.7
     monkeypatch.setattr("zoo.theory.operator.POSITIONS_AT_ONCE", 1)
     assert_close(gradient_profile(layer, seeds=2, seq_len=SEQ).values, exact)
-
-
-@pytest.mark.parametrize("rho", [0.9, slow(0.99), 0.999])
-def test_lti_rate_is_log_rho(rho: float) -> None:
-    found = decay_rate(gradient_profile(lambda _: lti(rho), seq_len=256, seeds=5))
-    assert found.rate == pytest.approx(math.log(rho), rel=0.01)
-    assert found.half_distance == pytest.approx(math.log(2) / -math.log(rho), rel=0.01)
-    assert found.interval[0] <= found.rate <= found.interval[1] < 0
-    assert found.r2_exponential > 0.99 > found.r2_power
 
 
 def test_a_layer_for_each_seed_and_the_global_generator() -> None:
@@ -116,25 +96,10 @@ def test_backbones_take_embeddings() -> None:
     assert model.training
 
 
-def test_attention_is_flat_at_one_over_n() -> None:
-    levels = []
-    for seq_len in (64, 256):
-        profile = gradient_profile(
-            lambda _: create_mixer("attention", 16, n_heads=1).double(), seeds=6, seq_len=seq_len
-        )
-        found = decay_rate(profile)
-        assert found.half_distance is None
-        assert abs(found.rate) < 0.5 / seq_len
-        levels.append(profile.values[:, 1:].median().item() * seq_len)
-    assert levels[0] == pytest.approx(levels[1], rel=0.2)
-
-
 HIGHWAYS = [
     ("attention", {}),
-    slow("attention", {"n_kv_heads": 1, "position": "rope"}),
-    slow("attention", {"position": "alibi", "sink": "bos"}),
+    slow("attention", {"n_kv_heads": 1, "position": "alibi", "sink": "bos"}),
     slow("attention", {"position": "relative", "sink": "position", "max_seq_len": SEQ}),
-    slow("selective_ssm", {}),
     ("selective_ssm", {"dt_min": 0.1, "dt_max": 0.5, "d_conv": 2}),
 ]
 
@@ -199,27 +164,9 @@ def test_the_interval_is_of_the_slopes_of_resampled_seeds(rng: np.random.Generat
     assert low < np.quantile(slopes, 0.05) < np.quantile(slopes, 0.95) < high
 
 
-def test_zeros_of_half_of_the_seeds_leave_the_rate_of_the_others() -> None:
-    """The log of a median, never the median of logs, of which half would be minus infinity."""
-    tau = torch.arange(200)
-    values = (-0.1 * tau.double()).exp().repeat(6, 1)
-    values[::2, 40:] = 0
-    assert decay_rate(GradientProfile(values, tau, 200)).rate == pytest.approx(-0.1)
-
-
-@pytest.mark.slow
-def test_the_interval_covers_as_often_as_it_says(rng: np.random.Generator) -> None:
-    """95 % intervals over five seeds, the fewest that are taken, of profiles whose seeds differ in level and slope."""
-    n, covered = 600, 0
-    for _ in range(n):
-        low, high = decay_rate(synthetic(-0.02, rng, seeds=5), n_resamples=500).interval
-        covered += low <= -0.02 <= high
-    assert binomtest(covered, n, 0.93, alternative="less").pvalue > 0.01
-    assert covered < n
-
-
 def test_a_half_distance_needs_an_interval_below_zero(rng: np.random.Generator) -> None:
-    assert decay_rate(synthetic(-0.02, rng)).half_distance is not None
+    found = decay_rate(synthetic(-0.02, rng))
+    assert found.half_distance == pytest.approx(math.log(2) / -found.rate)
     for rate, noise in ((0.0, 0.3), (0.02, 0.3), (-0.02, 20.0)):
         assert decay_rate(synthetic(rate, rng, noise=noise)).half_distance is None
     low, high = decay_rate(profile := synthetic(-0.02, rng)).interval
@@ -317,10 +264,3 @@ def test_on_a_gpu(name: str) -> None:
     torch.testing.assert_close(
         highway_profile(layer, [5, 20], seeds=2, seq_len=32).values, highway.values, rtol=1e-6, atol=0
     )
-
-
-def test_a_mixer_that_mixes_no_positions_has_a_picture() -> None:
-    profile = gradient_profile(create_mixer("identity", WIDTH), distances=(1, 2, 4), seeds=5, seq_len=8)
-    assert not profile.values.any()
-    figure = gradient_comparison_figure({"identity": (fitted(profile), None)})
-    assert figure.axes[0].get_title() == "Gradient on random input"

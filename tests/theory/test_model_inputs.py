@@ -29,7 +29,7 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return lambda words: {"input_ids": [ord(letter) for letter in words]}
 
     transformers = SimpleNamespace(AutoTokenizer=SimpleNamespace(from_pretrained=from_pretrained))
-    monkeypatch.setattr(module, "require_extra", {"transformers": transformers}.__getitem__)
+    monkeypatch.setattr(module, "require_extra", lambda package, extra: transformers)
     (tmp_path / "config.json").touch()
     (tmp_path / "vocabulary").touch()
     file = tmp_path / "text"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests import refused, slow
+from tests import refused
 from tests.cases import draw
 from tests.tolerances import assert_close
 from zoo.backbone import Backbone
@@ -41,31 +41,17 @@ LAYERS = {
 """Layers of every kind; the contract suite reads the operator of each mixer."""
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), slow(torch.float32, 1e-5)])
 @pytest.mark.parametrize("name", LAYERS)
-def test_reproduces_the_output(name: str, dtype: torch.dtype, limit: float, generator: torch.Generator) -> None:
-    layer = LAYERS[name]().to(dtype).eval()
-    x = draw(2, SEQ, WIDTH, generator=generator, dtype=dtype)
+def test_reproduces_the_output(name: str, generator: torch.Generator) -> None:
+    layer = LAYERS[name]().double().eval()
+    x = draw(2, SEQ, WIDTH, generator=generator)
     with torch.no_grad():
         y = layer.from_embeddings(x) if isinstance(layer, Backbone) else layer(x)
     found = interaction(layer, x)
     assert found.operator.shape == (2, SEQ, SEQ, y.shape[2], WIDTH)
-    assert found.operator.dtype == found.offset.dtype == dtype
-    assert (found.apply(x) - y).norm() <= limit * y.norm()
+    assert (found.apply(x) - y).norm() <= 1e-12 * y.norm()
     future = torch.ones(SEQ, SEQ, dtype=torch.bool).triu(1)
     assert not found.operator[:, future].any()
-
-
-def test_the_jacobian_is_the_operator_of_a_linear_layer_and_of_no_other(generator: torch.Generator) -> None:
-    x = draw(1, SEQ, WIDTH, generator=generator)
-    for name in ("factorized", "selective_ssm"):
-        layer = create_mixer(name, WIDTH).double()
-        W = interaction(layer, x).operator[0]
-        jacobian = torch.autograd.functional.jacobian(lambda v, f=layer: f(v[None])[0], x[0]).permute(0, 2, 1, 3)
-        if name == "factorized":
-            assert_close(W, jacobian)
-        else:
-            assert (jacobian - W).norm() > 0.05 * W.norm()
 
 
 def test_both_sides_give_the_same_operator(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,28 +214,6 @@ def test_a_layer_that_looks_suspicious_and_is_not_is_read(name: str) -> None:
     assert_close(interaction(layer, x).apply(x), layer(x))
 
 
-def test_a_branch_on_the_sign_of_the_input_is_seen_in_every_draw() -> None:
-    for seed in range(20):
-        with pytest.raises(NotAffineError):
-            interaction(Layer(lambda x, _: x * (1 + (x.sum((1, 2), keepdim=True) > 0))), four_wide(1, seed))
-
-
-def test_a_layer_that_changes_while_it_is_read_is_refused() -> None:
-    """A layer that changes after the reading is not: what was read is what it was."""
-    read = 0
-    for calls in range(1, 25):
-        layer, x = Layer(lambda x, call, calls=calls: x * (1 if call < calls else 2)), four_wide()
-        try:
-            found = interaction(layer, x)
-        except OperatorError:
-            assert layer.calls > calls
-        else:
-            read += 1
-            assert layer.calls <= calls
-            assert_close(found.apply(x), x)
-    assert 0 < read < 20
-
-
 def test_small_channels_count_in_float32() -> None:
     large = large_beside_tanh(1e5)
     with pytest.raises(NotAffineError):
@@ -262,14 +226,6 @@ def test_several_dtypes_are_named() -> None:
         interaction(layer, four_wide())
     with pytest.raises(ValueError, match="must answer in its input's dtype"):
         interaction(Layer(lambda x, _: x.float()), four_wide())
-
-
-@pytest.mark.parametrize("name", ["attention", "selective_ssm"])
-def test_the_backward_pass_is_the_transpose_of_the_forward_pass(name: str, generator: torch.Generator) -> None:
-    layer = create_mixer(name, WIDTH).double()
-    with replayed(layer, draw(2, SEQ, WIDTH, generator=generator)) as held:
-        u, v = draw(3, *held.output.shape, generator=generator), draw(3, 2, SEQ, WIDTH, generator=generator)
-        assert_close((held.rmatvec(u) * v).sum((2, 3)), (held.matvec(v) * u).sum((2, 3)))
 
 
 def test_the_share_of_the_output_that_is_not_in_the_operator(generator: torch.Generator) -> None:

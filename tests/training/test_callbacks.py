@@ -23,6 +23,7 @@ from tests.training import small
 from zoo.loading.saved import check_checkpoint
 from zoo.training import (
     Checkpoints,
+    Elapsed,
     NonFiniteLossError,
     Progress,
     ReseedEachStep,
@@ -100,13 +101,12 @@ def trace_steps(folder: Path, monkeypatch: pytest.MonkeyPatch, task: small.Echo 
         trainer.fit(module, train_dataloaders=batches, val_dataloaders=batches)
 
 
-@cases(variants="slow", by_default=KINDS)
+@cases(variants=False, by_default=KINDS)
 def test_a_step_of_training_never_waits_for_the_device(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = {"d_model": 8, "n_layers": 3, "n_experts": 2}
-    options = {name: value for name, value in case.options.items() if name != "d_out"}  # a block keeps the width
-    trace_steps(tmp_path, monkeypatch, small.Echo(), mixer={"name": case.name, **options}, **shape)
+    trace_steps(tmp_path, monkeypatch, small.Echo(), mixer={"name": case.name}, **shape)
 
 
 @pytest.mark.parametrize("shape", [{"decode_from": 4}, {"canon": "ACD"}, {"logit_cap": 3.0}], ids=str)
@@ -120,6 +120,15 @@ def place(index: int, rank: int = 0, world_size: int = 1) -> Any:
     trainer = MagicMock(global_rank=rank, world_size=world_size)
     trainer.fit_loop.epoch_loop.batch_progress.total.completed = index
     return trainer
+
+
+def test_a_process_that_shows_no_bar_trains_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(L.Trainer, "is_global_zero", False)
+    trainer = small.trainer(tmp_path, Progress(1), max_steps=2)
+    trainer.fit(small.module(), datamodule=small.data(tmp_path))
+    assert (trainer.global_step, capsys.readouterr().err) == (2, "")
 
 
 def test_each_place_has_a_stream_of_its_own(unchecked_shapes: None) -> None:
@@ -147,6 +156,15 @@ def test_the_curve_of_validation_is_kept_through_a_resumption(tmp_path: Path) ->
     assert resumed.points == curve.points
     assert list(curve.points) == [2, 4]
     assert curve.points[4] == pytest.approx(float(trainer.callback_metrics["val/accuracy"]))
+
+
+def test_the_seconds_of_a_run_are_those_of_all_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((0.0, 40.0, 1000.0, 1003.0, 1010.0))
+    monkeypatch.setattr("zoo.training.callbacks.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    saved = Elapsed().state_dict()
+    resumed = Elapsed()
+    resumed.load_state_dict(saved)
+    assert resumed.seconds == 47
 
 
 def test_throughput_counts_training_steps_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,14 +184,6 @@ class Taken(small.L.Callback):
         self.taken.append((trainer.global_step, trainer.current_epoch, batch["inputs"]))
 
 
-def test_overfitting_repeats_the_same_batches(tmp_path: Path) -> None:
-    watch = Taken()
-    trainer = small.trainer(tmp_path, watch, overfit_batches=1, max_steps=3)
-    trainer.fit(small.module(), datamodule=small.data(tmp_path))
-    assert len(watch.taken) == 3
-    assert all(torch.equal(watch.taken[0][2], seen) for *_, seen in watch.taken)
-
-
 @pytest.mark.parametrize(
     ("options", "taken"),
     [

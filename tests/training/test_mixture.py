@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +19,7 @@ from tasks.data.batches import FreshBatches, MixedBatches, TrainingBatches
 from tasks.data.mixture import Segment, apportion, create_segments, longest
 from tasks.datamodule import TaskDataModule
 from tasks.spec import TaskSpec
-from tests import ROOT, refused
+from tests import refused
 from tests.training import small
 from zoo.training import scores_apart
 
@@ -104,19 +103,6 @@ def test_the_tasks_own_shape_need_not_exist_where_every_segment_overrides_it(tmp
     own = {"name": "mqar", "n_pairs": 20}
     mixed = TaskDataModule(own, 40, 8, 6, 4, cache_dir=tmp_path, mixture=[{"seq_len": 80}, {"seq_len": 96}])
     assert mixed.spec.seq_len == 96
-
-
-def test_the_published_mixture_is_the_one_that_zoology_trains() -> None:
-    config = yaml.safe_load((ROOT / "configs/task/published/mqar-tradeoff.yaml").read_text(encoding="utf-8"))
-    own = {key: config["task"].pop(key) for key in ("name", "vocab_size")}
-    mixed = TaskDataModule(own, **config["task"], batch_size=config["batch_size"])  # draws nothing yet
-    trained = [(each.task.spec.seq_len, each.task.options()["n_pairs"]) for each in mixed.segments if each.share]
-    assert trained == [(64, 4), (128, 8), (256, 16), (256, 32), (256, 64)]
-    assert apportion(180_000, [each.share for each in mixed.segments if each.share]) == [100_000, *[20_000] * 4]
-    batches = [n // 256 for n in (100_000, *[20_000] * 4)]
-    assert config["trainer"]["max_steps"] == 32 * sum(batches)
-    assert {each.task.spec.vocab_size for each in mixed.segments} == {8192}
-    assert max(each.task.spec.seq_len for each in mixed.segments) == 4 * mixed.spec.seq_len
 
 
 def rows(batch: dict[str, torch.Tensor]) -> list[int]:

@@ -20,20 +20,14 @@ from zoo.training import Checkpoints
 # bit, and is resumed from three steps. The first ones are a single epoch.
 CASES = {
     "no validation": {"limit_val_batches": 0},
-    "validation after each pass": {},
-    "validation within a pass": {"val_check_interval": 2},
     "validation across passes": {"val_check_interval": 3},
-    "validation by epochs": {"val_check_interval": 3, "check_val_every_n_epoch": 1},
     "validation after a share of the run": {"val_check_interval": 0.25, "check_val_every_n_epoch": 1},
-    "accumulation": {"accumulate_grad_batches": 2, "max_steps": 7},
     "accumulation, validation within": {"accumulate_grad_batches": 2, "val_check_interval": 3, "max_steps": 7},
     "a mixture": {"mixture": [{}, {"seq_len": 12, "weight": 1.5}], "val_check_interval": 2},
     "a mixture of fresh examples": {"mixture": [{"seq_len": 5}, {"seq_len": 12}], "fresh": True},
-    "fresh examples": {"fresh": True, "val_check_interval": 2},
     "fresh examples, accumulation": {"fresh": True, "accumulate_grad_batches": 2, "max_steps": 7},
     "short epochs": {"limit_train_batches": 3, "val_check_interval": 2},
     "epochs, not steps": {"max_steps": -1, "max_epochs": 2},
-    "epochs, validation across them": {"max_steps": -1, "max_epochs": 2, "val_check_interval": 3},
     "every second epoch": {"max_epochs": 3, "val_check_interval": 1.0, "check_val_every_n_epoch": 2},
 }
 QUICK = "accumulation, validation within"
@@ -107,16 +101,6 @@ def test_resuming_from_a_drawn_step_gives_the_same_run(
         assert resumed.draws == whole.draws[first:]
         assert (best.best_score, best.best_step) == (expected_best.best_score, expected_best.best_step)
         assert (trainer.global_step, trainer.current_epoch) == (whole_trainer.global_step, whole_trainer.current_epoch)
-
-
-def test_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:
-    whole, *_ = fit(tmp_path / "run")
-    last = tmp_path / "run/checkpoints/last.ckpt"
-    assert check_checkpoint(last, {"name": "attention"}) == 12
-    resumed, record, _, trainer = fit(tmp_path / "again", ckpt_path=last)
-    small.assert_identical(small.weights(whole), small.weights(resumed))
-    assert not record.lost
-    assert trainer.global_step == 12
 
 
 def test_a_finished_run_resumes_in_mid_epoch_when_given_more_steps(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def test_load_gives_the_trained_backbone_in_eval_mode(run: Path) -> None:
     small.assert_identical(small.weights(best), small.weights(load(run / "checkpoints/best.ckpt")))
 
 
+@pytest.mark.slow
 def test_load_needs_neither_lightning_nor_the_tasks(run: Path) -> None:
     program = f"""
 import sys, torch, zoo

@@ -25,13 +25,13 @@ Array = NDArray[np.float64]
 MAMBA = "state-spaces/mamba e9594ce, mamba_ssm/modules/mamba_simple.py"
 MAMBA2 = "state-spaces/mamba e9594ce, mamba_ssm/modules/mamba2.py"
 MAMBA3 = "state-spaces/mamba e9594ce, mamba_ssm/modules/mamba3.py"
-DELTA = "fla-org/flash-linear-attention bc3b101, fla/layers/delta_net.py"
 GATED_DELTA = "fla-org/flash-linear-attention bc3b101, fla/layers/gated_deltanet.py; NVlabs/GatedDeltaNet 5ddd1e4"
 KDA = "fla-org/flash-linear-attention bc3b101, fla/layers/kda.py"
 GDN2 = "fla-org/flash-linear-attention bc3b101, fla/layers/gdn2.py"
 COMBA = "fla-org/flash-linear-attention bc3b101, fla/layers/comba.py"
 MESA = "fla-org/flash-linear-attention bc3b101, fla/layers/mesa_net.py"
 PRODUCT = "fla-org/flash-linear-attention bc3b101, fla/layers/gated_deltaproduct.py"
+RWKV6 = "BlinkDL/RWKV-LM 524481d, RWKV-v5/src/model.py, RWKV_Tmix_x060 in its first layer"
 RWKV = "fla-org/flash-linear-attention bc3b101, fla/layers/rwkv7.py, its first layer"
 XLSTM = "NX-AI/xlstm 032a6fb, xlstm/blocks/mlstm/layer.py and cell.py"
 XLSTM_7B = "transformers 5.23.0, models/xlstm/modeling_xlstm.py, in a model of one layer"
@@ -97,6 +97,12 @@ def named(name: str) -> Callable[[Any], Tensor]:
     return lambda model: model.get_parameter(name)
 
 
+def _squared(mixer: Any, part: str) -> Tensor:
+    """W W^T of a projection, its first row: that of an orthogonal map is zero but for the square of its gain."""
+    weight = mixer.get_parameter(f"{part}_proj.weight")
+    return (weight @ weight.T)[0]
+
+
 def redrawn(read: Callable[[Any], Tensor], times: int) -> Callable[[Any], Tensor]:
     """What is read of so many draws of a mixer whose start takes long where it is large."""
 
@@ -137,36 +143,41 @@ TABLE = [
     Initial("ssd", "dt", lambda m: F.softplus(m.dt_bias), STEPS, MAMBA2, MANY, 512),
     Initial("ssd", "A", lambda m: m.A_log.exp(), uniform(1, 16), MAMBA2, MANY, 512),
     Initial("ssd", "D", named("D"), 1.0, MAMBA2),
-    Initial("ssd", "conv.weight", named("conv.weight"), within(4), MAMBA2, d_model=256),
     # mamba3.
     Initial("mamba3", "dt", lambda m: F.softplus(m.dt_bias), STEPS, MAMBA3, MANY, 512),
     Initial("mamba3", "B_bias", named("B_bias"), 1.0, MAMBA3, {"rank": 2}),
     Initial("mamba3", "C_bias", named("C_bias"), 1.0, MAMBA3, {"rank": 2}),
     Initial("mamba3", "D", named("D"), 1.0, MAMBA3),
     Initial("mamba3", "m^u, m^z, m^o", lambda m: m.rank_mix.movedim(0, -1), [0.25, 1.0, 0.25], MAMBA3, {"rank": 4}),
-    # delta_net.
-    Initial("delta_net", "conv.weight", named("conv.weight"), within(4), DELTA, d_model=256),
     # gated_delta_net.
     Initial("gated_delta_net", "dt", lambda m: F.softplus(m.dt_bias), STEPS, GATED_DELTA, HEADS, 4),
     Initial("gated_delta_net", "A", lambda m: m.A_log.exp(), uniform(0, 16), GATED_DELTA, HEADS, 4),
-    Initial("gated_delta_net", "conv.weight", named("conv.weight"), within(4), GATED_DELTA, d_model=256),
     # head_hybrid, as gated_delta_net.
     Initial("head_hybrid", "dt", lambda m: F.softplus(m.dt_bias), STEPS, GATED_DELTA, {**HEADS, "n_heads": 1025}, 4),
     Initial("head_hybrid", "A", lambda m: m.A_log.exp(), uniform(0, 16), GATED_DELTA, {**HEADS, "n_heads": 1025}, 4),
     # kda, gdn2 and delta_product.
     Initial("kda", "dt", lambda m: F.softplus(m.dt_bias), STEPS, KDA, {}, 1024),
     Initial("kda", "A", lambda m: m.A_log.exp(), uniform(1, 16), KDA, {"n_heads": 1024}, 1024),
-    Initial("kda", "conv.weight", named("conv.weight"), within(4), KDA, d_model=256),
     Initial("gdn2", "dt", lambda m: F.softplus(m.dt_bias), STEPS, GDN2, {}, 1024),
     Initial("delta_product", "dt", lambda m: F.softplus(m.dt_bias), STEPS, PRODUCT, HEADS, 4),
     Initial("delta_product", "A", lambda m: m.A_log.exp(), uniform(0, 16), PRODUCT, HEADS, 4),
     # comba and mesa_net.
     Initial("comba", "dt", lambda m: F.softplus(m.dt_bias), STEPS, COMBA, HEADS, 4),
     Initial("comba", "A", lambda m: m.A_log.exp(), uniform(0, 16), COMBA, HEADS, 4),
-    Initial("comba", "conv.weight", named("conv.weight"), within(4), COMBA, d_model=256),
     *[Initial("comba", name, named(name), 1.0, COMBA) for name in ("D", "feedback")],
     Initial("mesa_net", "ridge", lambda m: 0.25 + F.softplus(m.ridge), 1.0, MESA),
-    Initial("mesa_net", "conv.weight", named("conv.weight"), within(4), MESA, d_model=256),
+    # rwkv6: two heads of 3 channels.
+    Initial("rwkv6", "time_maa_x", named("mu"), [1 - n / 6 for n in range(6)], RWKV6, {}, 6),
+    Initial("rwkv6", "time_maa_w to _v", lambda m: m.mix_bias[1:4], [1 - n / 6 for n in range(6)], RWKV6, {}, 6),
+    Initial("rwkv6", "time_maa_r", lambda m: m.mix_bias[0], [1 - (n / 6) ** 0.5 for n in range(6)], RWKV6, {}, 6),
+    Initial("rwkv6", "time_maa_g", lambda m: m.mix_bias[4], [1 - (n / 6) ** 0.5 for n in range(6)], RWKV6, {}, 6),
+    Initial("rwkv6", "decay", named("decay_up.bias"), [-6 + 5 * (n / 5) ** 0.7 for n in range(6)], RWKV6, {}, 6),
+    Initial("rwkv6", "time_faaaa", named("bonus"), [0.0, 0.1, -0.1], RWKV6, {}, 6),
+    *[Initial("rwkv6", f"{n}.weight", named(f"{n}.weight"), within(10_000), RWKV6) for n in ("mix_up", "decay_up")],
+    *[
+        Initial("rwkv6", f"W_{n} W_{n}^T", lambda m, n=n: _squared(m, n), [g**2, *[0.0] * 7], RWKV6, {}, 8)
+        for n, g in (("r", 1.0), ("k", 0.1), ("v", 1.0), ("gate", 0.1))
+    ],
     # rwkv7: two heads of 3 channels.
     Initial("rwkv7", "x_r", lambda m: m.shift[0], [1 - (n / 6) ** 0.2 for n in range(6)], RWKV, {}, 6),
     Initial("rwkv7", "x_w", lambda m: m.shift[1], [1 - (n / 6) ** 0.9 for n in range(6)], RWKV, {}, 6),
@@ -176,7 +187,7 @@ TABLE = [
     Initial("rwkv7", "k_k", named("kappa_scale"), [0.76 - 0.02 * n for n in range(6)], RWKV, {}, 6),
     Initial("rwkv7", "k_a", named("key_rate"), 1.02, RWKV),
     Initial("rwkv7", "r_k", named("bonus"), -0.04, RWKV),
-    Initial("rwkv7", "W_k W_k^T", lambda m: (m.k_proj.weight @ m.k_proj.weight.T)[0], [0.01, *[0.0] * 7], RWKV, {}, 8),
+    Initial("rwkv7", "W_k W_k^T", lambda m: _squared(m, "k"), [0.01, *[0.0] * 7], RWKV, {}, 8),
     Initial(
         "rwkv7",
         "U_g U_g^T",
@@ -198,7 +209,6 @@ TABLE = [
     Initial("mlstm", "b_f", lambda m: m.gate_proj.bias[4:], [3.0, 4.0, 5.0, 6.0], XLSTM, {"n_heads": 4}),
     Initial("mlstm", "skip", named("skip"), 1.0, XLSTM),
     Initial("mlstm", "norm_weight", named("norm_weight"), 1.0, XLSTM),
-    Initial("mlstm", "conv.weight", named("conv.weight"), within(4), XLSTM, d_model=256),
     # capped_mlstm.
     Initial("capped_mlstm", "W_qkv", lambda m: m.in_proj.weight[:128], normal((2 / 5 / 64) ** 0.5), XLSTM_7B),
     Initial("capped_mlstm", "W_o", lambda m: m.in_proj.weight[128:], 0.0, XLSTM_7B),

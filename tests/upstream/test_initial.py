@@ -37,16 +37,19 @@ def test_a_parameter_starts_as_published(entry: Initial) -> None:
         assert_close(values, torch.tensor(entry.law).expand_as(values))
 
 
-@pytest.mark.parametrize("name", [name for name in list_mixers() if name not in ("rwkv7", "hybrid", "parallel_hybrid")])
+ORTHOGONAL_OR_COMPOSED = ("rwkv6", "rwkv7", "hybrid", "parallel_hybrid")
+
+
+@pytest.mark.parametrize("name", [name for name in list_mixers() if name not in ORTHOGONAL_OR_COMPOSED])
 def test_norms_start_at_one_and_other_linear_maps_as_torchs(name: str) -> None:
-    """RWKV-7 has orthogonal maps, and hybrids the maps of their members."""
+    """RWKV has orthogonal maps, and hybrids the maps of their members."""
     torch.manual_seed(0)
     mixer = create_mixer(name, 64)
     listed = {entry.parameter for entry in TABLE if entry.mixer == name}
     special = {"mlstm", "capped_mlstm", "rg_lru"}  # all their linear maps are listed, some by rows
     for path, module in mixer.named_modules():
         if path.endswith("norm"):
-            assert all((p == 1).all() for p in module.parameters())
+            assert (module.get_parameter("weight") == 1).all()
         elif isinstance(module, nn.Linear) and name not in special and f"{path}.weight" not in listed:
             law = uniform(-(module.in_features**-0.5), module.in_features**-0.5)
             for parameter in module.parameters():

@@ -140,11 +140,13 @@ class Adopted(SequenceMixer):
         self._parts: tuple[Part, ...] = ()
         on_meta = torch.get_default_device().type == "meta"  # then a second module with numbers is tried
         device = torch.device("cpu") if on_meta else torch.get_default_device()
+        odd = [name for name in widths_of(self.made) if options.get(name, self.d_model) != self.d_model]
+        hint = f"; {odd[0]}={options[odd[0]]}, but d_model={self.d_model} is the width of its input" if odd else ""
         with (
             device,
             torch.random.fork_rng(devices=[]),
             torch.no_grad(),
-            _in_one_line(f"{short(self.name)} cannot be run"),
+            _in_one_line(f"{short(self.name)} cannot be run", hint),
         ):
             module = self.made(*arguments, **options) if on_meta else self.module
             training = module.training

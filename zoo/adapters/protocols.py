@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.errors import UsageError
+from zoo.modules import listed
 from zoo.targets import load
 
 CACHES = ("past_key_values", "cache_params")
@@ -101,6 +102,9 @@ class Stream(Adapter):
 
     def chunk(self, module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         return module.stream(x, state)  # pyright: ignore[reportCallIssue]
+
+    def bypassed(self, module: nn.Module) -> list[nn.Parameter]:
+        return [module.get_parameter(name) for name in listed(module, "apart")]
 
 
 class TransformersCache(Adapter):

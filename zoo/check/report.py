@@ -18,7 +18,7 @@ from zoo.report.terminal import make_console, make_table
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MARKS = {"passed": "✓", "failed": "✗", "not_applicable": "–"}
+MARKS = {"failed": "✗", "passed": "✓", "not_applicable": "–"}
 _STYLES = {"✓": "green", "✗": "bold red", "–": "dim"}
 _FLOOR = 1e-17  # an exact agreement has no place on a logarithmic axis
 
@@ -34,10 +34,10 @@ class Row(NamedTuple):
 
 
 _COLUMNS = (
-    Column("topic", "what the property is about", lambda row: row.topic, text=True),
     Column("verdict", "✓ holds, ✗ fails, – does not apply", lambda row: row.mark, text=True),
     Column("finding", "what was done, what came out, what was expected", lambda row: row.detail, text=True),
     Column("again", "the command that reproduces a failure", lambda row: row.command, text=True),
+    Column("topic", "what the property is about", lambda row: row.topic, text=True),
 )
 
 

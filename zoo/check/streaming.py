@@ -101,8 +101,11 @@ def stream_gradients(subject: Subject) -> Outcomes:
     did = f"gradients were taken of {n} positions in chunks of {', '.join(map(str, sizes))}, and whole"
     with attempting(did, "the gradients of the whole"):
         actual = torch.autograd.grad((streamed * weights).sum(), [*wanted.values()], materialize_grads=True)
+    # A gradient that is zero but for rounding, as that of a router of one expert, has no digits to compare.
+    noise = 10 * torch.finfo(x.dtype).eps * max(map(root_mean_square, expected))
     for name, a, b in zip(wanted, actual, expected, strict=True):
-        yield equal(f"{did}; of {name}", a, b)
+        if max(root_mean_square(a), root_mean_square(b)) >= noise:
+            yield equal(f"{did}; of {name}", a, b)
 
 
 @checks("streaming")

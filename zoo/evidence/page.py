@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ from zoo.registry import MIXERS
 from zoo.report.files import finite
 from zoo.report.markdown import table
 from zoo.report.numbers import number
-from zoo.report.plots import COLOURS, colours, name_lines, new_figure, styled, whole_numbers
+from zoo.report.plots import COLOURS, look_of, name_lines, new_figure, styled, whole_numbers
 from zoo.report.terminal import make_table
 
 if TYPE_CHECKING:
@@ -36,12 +38,15 @@ RULE = (
     "correlations and rates of decay have intervals of their own; an exact quantity has none."
 )
 """How checks are judged, for the pages."""
-_WIDTH = 6.4  # inches, of a panel
-_NEXT_TO_POINT = 30  # characters of a name that stands next to its point; longer ones stand in a legend beside the axes
-_MOST_POINTS = 10  # that have their names next to them
+_WIDTHS = (6.4, 4.2)  # inches, of a panel alone and of one beside another
 _MOST_NAMES, _MOST_IN_A_COLUMN = 20, 6  # of a legend beside the axes, and of one within them
-_MOST_LINES, _GREY = 8, "0.75"
-_MOST_TICKS = 6
+_VARIANTS: tuple[dict[str, Any], ...] = (
+    {"fillstyle": "full"},
+    {"linestyle": (0, (4, 2)), "fillstyle": "none"},
+    {"linestyle": (0, (1, 1)), "fillstyle": "left"},
+    {"linestyle": (0, (4, 1, 1, 1)), "fillstyle": "right"},
+)
+_MOST_TICKS, _LEAST_GAP = 6, 0.12  # a tick for each point, unless they are more or nearer, as a share of the axis
 
 
 def verdict_record(verdict: Verdict) -> dict[str, Any]:
@@ -165,43 +170,63 @@ def read_check(record: Mapping[str, Any]) -> Check:
 def panels_figure(panels: Sequence[Panel], n_rows: int = 1) -> Figure:
     """Draw plots next to each other, in rows, as one matplotlib figure.
 
+    Curves of the same names in two neighbours are named in the latter.
+
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    legends = 2 if any(map(_named_beside, panels)) else 0
-    figure, places = new_figure(len(panels) // n_rows, n_rows, legends=legends, width=_WIDTH)
-    explained: set[str] = set()
-    for axes, panel in zip(places, panels, strict=True):
-        labels = {curve.label for curve in panel.curves}
+    n_columns, names = len(panels) // n_rows, [{curve.label for curve in panel.curves} for panel in panels]
+    figure, places = new_figure(n_columns, n_rows, width=_WIDTHS[min(n_columns, 2) - 1])
+    to_name = []
+    for at, (axes, panel) in enumerate(zip(places, panels, strict=True)):
         _draw(axes, panel)
-        if panel.x_names and not labels <= explained | set(panel.x_names):
+        if at + 1 < len(panels) and names[at] == names[at + 1]:
+            continue
+        if _is_listed(panel):
+            axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02), ncols=-(-len(panel.curves) // _MOST_NAMES))
+        elif not panel.x_names and _scattered(panel):
             axes.legend()
-        explained |= labels
+        elif not panel.x_names:
+            to_name.append(axes)
+    name_lines(*to_name)
     return figure
 
 
 def _draw(axes: Axes, panel: Panel) -> None:
-    drawn_in = _colours(panel)
+    looks, across = _looks(panel), bool(panel.x_names)  # names are read across, so they label the vertical axis
     for curve in panel.curves:
         y = [max(value, panel.lowest) for value in curve.y] if panel.log_y else curve.y
-        colour = drawn_in[curve.label]
-        label = curve.label if colour != _GREY else f"_{curve.label}"
-        axes.plot(curve.x, y, label=label, color=colour, **_STYLES[curve.style])
+        style = _STYLES[curve.style]
+        look = style | looks[curve.label]
+        look |= {} if style["linestyle"] == "-" else {"linestyle": style["linestyle"]}
+        look |= {} if style.get("marker") == "o" else {"marker": style.get("marker")}
+        axes.plot(*((y, curve.x) if across else (curve.x, y)), label=curve.label, **look)
+        if across and len({*curve.x}) == 1:
+            axes.plot(statistics.median(curve.y), curve.x[0], marker="|", markersize=22, color=look["color"])
         if curve.ends:
             low, high = (
                 [max(end, panel.lowest) if panel.log_y else end for end in ends]
                 for ends in zip(*curve.ends, strict=True)
             )
             if curve.style == "points":
-                axes.vlines(curve.x, low, high, color=colour, alpha=0.4, linewidth=1)
+                axes.vlines(curve.x, low, high, color=look["color"], alpha=0.4, linewidth=1)
             else:
-                axes.fill_between(curve.x, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.set(title=panel.title, xlabel=panel.x_label, ylabel=panel.y_label)
+                axes.fill_between(curve.x, low, high, color=look["color"], alpha=0.15, linewidth=0)
+    axes.set_title(panel.title)
+    if across:
+        axes.set(xlabel=panel.y_label, xscale="log" if panel.log_y else "linear")
+        axes.set_yticks(range(len(panel.x_names)), labels=panel.x_names)
+        axes.set_ylim(len(panel.x_names) - 0.5, -0.5)  # the first on top
+        if panel.share:
+            axes.set_xlim(-0.03, 1.03)
+        return
+    axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
     if panel.log_x:
         axes.set_xscale("log")
         places = sorted({x for curve in panel.curves for x in curve.x})
-        if len(places) <= _MOST_TICKS:  # powers of ten would miss them
-            axes.set_xticks(places, labels=[number(x) for x in places])
+        gaps = [math.log(high / low) for low, high in itertools.pairwise(places)]
+        if len(places) <= _MOST_TICKS and min(gaps, default=1.0) >= _LEAST_GAP * sum(gaps):
+            axes.set_xticks(places, labels=[number(x) for x in places])  # powers of ten would miss them
             axes.minorticks_off()
         elif places[-1] < 100 * places[0]:
             ticker = require_extra("matplotlib.ticker")
@@ -214,57 +239,37 @@ def _draw(axes: Axes, panel: Panel) -> None:
         axes.set_ylim(-0.03, 1.03)
     if panel.whole_x:
         axes.xaxis.set_major_locator(whole_numbers())
-    if panel.x_names:
-        for curve in panel.curves:
-            axes.plot(curve.x[:1], statistics.median(curve.y), marker="_", markersize=22, color=drawn_in[curve.label])
-        axes.set_xticks(range(len(panel.x_names)), labels=panel.x_names, rotation=20)
-        return
-    if _named_beside(panel):
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02), ncols=-(-len(panel.curves) // _MOST_NAMES))
-        return
-    if _of_points(panel):  # many of one point share ten colours
-        for curve in panel.curves:
-            at = (curve.x[0], curve.y[0])
-            axes.annotate(curve.label, at, (5, 0), textcoords="offset points", va="center")
-        axes.margins(x=0.15)
-        return
-    if _scattered(panel):
-        axes.legend(ncols=1 if len(panel.curves) <= _MOST_IN_A_COLUMN else 2)
-    else:
-        name_lines(axes)
 
 
-def _colours(panel: Panel) -> dict[str, str]:
-    """Return the colour of each curve: that of its mixer, if no two curves have the same one.
+def _looks(panel: Panel) -> dict[str, dict[str, Any]]:
+    """Return the look of each curve, by its label: colour and marker of its mixer, or a colour that none of them has.
 
-    Of more than `_MOST_LINES` lines, those that end highest keep their colours; the others are grey.
+    Further configurations of a mixer have other dashes, and markers that are filled in another way.
     """
     families = list(dict.fromkeys(_family(curve.label) for curve in panel.curves))
-    mixers = {family: family.partition(",")[0] for family in families}
-    if len(set(mixers.values())) == len(families) and set(mixers.values()) & set(MIXERS):
-        own = colours(mixers.values(), MIXERS)
-        of_family = {family: own[mixer] for family, mixer in mixers.items()}
-    else:
-        of_family = {family: COLOURS[at % len(COLOURS)] for at, family in enumerate(families)}
-    lines = [] if _scattered(panel) or panel.x_names else [each for each in panel.curves if len(each.x) > 1]
-    grey = {curve.label for curve in sorted(lines, key=lambda curve: -curve.y[-1])[_MOST_LINES:]}
-    return {each.label: _GREY if each.label in grey else of_family[_family(each.label)] for each in panel.curves}
+    mixers = {family: mixer for family in families if (mixer := family.partition(",")[0]) in MIXERS}
+    taken = {look_of(mixer).colour for mixer in mixers.values()}
+    free = [colour for colour in COLOURS if colour not in taken] or COLOURS
+    others, found, seen = itertools.cycle(free), {}, Counter[str]()
+    for family in families:
+        if family in mixers:
+            look, variant = look_of(mixers[family]), seen[mixers[family]] % len(_VARIANTS)
+            found[family] = {"color": look.colour, "marker": look.marker} | _VARIANTS[variant]
+            seen[mixers[family]] += 1
+        else:
+            found[family] = {"color": next(others)}
+    return {each.label: found[_family(each.label)] for each in panel.curves}
 
 
 def _scattered(panel: Panel) -> bool:
     return all(curve.style == "points" for curve in panel.curves)
 
 
-def _of_points(panel: Panel) -> bool:
-    return bool(panel.curves) and all(len(curve.x) == 1 for curve in panel.curves)
-
-
-def _named_beside(panel: Panel) -> bool:
-    """Whether the names of curves take more room than there is within the axes."""
-    n = len(panel.curves)
-    if _of_points(panel):
-        return n > _MOST_POINTS or max(len(curve.label) for curve in panel.curves) > _NEXT_TO_POINT
-    return _scattered(panel) and n > _MOST_IN_A_COLUMN  # a legend within the axes would hide points
+def _is_listed(panel: Panel) -> bool:
+    """Whether the names of points need a legend beside the axes: within them it would hide points."""
+    if panel.x_names:
+        return not {curve.label for curve in panel.curves} <= {*panel.x_names}
+    return _scattered(panel) and len(panel.curves) > _MOST_IN_A_COLUMN and any(len(each.x) > 1 for each in panel.curves)
 
 
 def _family(label: str) -> str:

@@ -9,6 +9,7 @@ import pickle
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -180,12 +181,22 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
 def is_whole(path: str | os.PathLike[str]) -> bool:
     """Return whether every byte of a checkpoint is as it was written, by the checksums in the file; reads all of it.
 
-    A file cut short does not open; after a crash of the machine one may also hold zeros where data should be.
+    A file cut short does not open; after a crash of the machine one may also hold zeros where data should be. A process
+    reads a file that did not change since only once.
     """
+    try:
+        found = Path(path).stat()
+        return _is_whole(str(Path(path).resolve()), found.st_ino, found.st_size, found.st_mtime_ns)
+    except OSError:
+        return False
+
+
+@lru_cache(maxsize=16)
+def _is_whole(path: str, *_: int) -> bool:
     try:
         with zipfile.ZipFile(path) as file:
             return file.testzip() is None
-    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile, zlib.error):
+    except (ValueError, NotImplementedError, zipfile.BadZipFile, zlib.error):
         return False
 
 

@@ -89,6 +89,7 @@ class Attention(SequenceMixer):
         qk_norm: RMS norms of queries and keys before rope (Henry et al. 2010.04245, in the form of Qwen3 and OLMo 2):
             head, of each head by itself with weights that the heads share; all, of all heads together; or none.
         norm_eps: epsilon of these norms.
+        d_out: width of the output; default d_model.
 
     Raises:
         ValueError: heads that do not divide, an odd d_head with rope, a d_rope that is odd, too wide or without rope,
@@ -113,8 +114,9 @@ class Attention(SequenceMixer):
         d_rope: int | None = None,
         qk_norm: QKNorm = "none",
         norm_eps: float = 1e-6,
+        d_out: int | None = None,
     ) -> None:
-        super().__init__(d_model)
+        super().__init__(d_model, d_out)
         require_positive(n_heads=n_heads, d_head=d_head, n_kv_heads=n_kv_heads, max_seq_len=max_seq_len)
         require_choice("position", position, Position)
         require_choice("sink", sink, Sink)
@@ -144,7 +146,7 @@ class Attention(SequenceMixer):
         if qk_norm != "none":
             sizes = (self.d_head, self.d_head) if qk_norm == "head" else widths[:2]
             self.q_norm, self.k_norm = (RMSNorm(size, norm_eps) for size in sizes)
-        self.out_proj = nn.Linear(widths[0], d_model, bias=False)
+        self.out_proj = nn.Linear(widths[0], self.d_out, bias=False)
         sinks = {"constant": (n_heads, 1), "position": (n_heads, max_seq_len), "bos": (n_heads, 1)}
         self.slopes = nn.Parameter(torch.empty(n_heads)) if position == "alibi" else None
         self.relative_bias = nn.Parameter(torch.empty(n_heads, max_seq_len + 1)) if position == "relative" else None
@@ -174,9 +176,14 @@ class Attention(SequenceMixer):
         return AttentionState(slots, slots.clone(), seen, conv)
 
     def mix(self, x: Tensor, state: AttentionState, lengths: Tensor | None) -> tuple[Tensor, AttentionState]:
-        seq_len, past = x.shape[1], state.keys.shape[2]
+        return self.mix_projected(self.qkv_proj(x), state, lengths)
+
+    def mix_projected(
+        self, qkv: Float[Tensor, "batch seq widths"], state: AttentionState, lengths: Tensor | None
+    ) -> tuple[Tensor, AttentionState]:
+        """Continue from the output of qkv_proj."""
+        seq_len, past, conv = qkv.shape[1], state.keys.shape[2], state.conv
         self._check_length(past + seq_len)
-        qkv, conv = self.qkv_proj(x), state.conv
         if self.conv is not None:
             qkv, conv = self.conv.mix(qkv, conv, lengths)
         if self.q_norm is not None and self.k_norm is not None:
@@ -188,7 +195,7 @@ class Attention(SequenceMixer):
             qkv = torch.cat((q, k, v), dim=2)
         heads = rearrange(qkv, "batch seq (head d) -> batch head seq d", d=self.d_head)
         q, k, v = heads.split((self.n_heads, self.n_kv_heads, self.n_kv_heads), dim=1)
-        positions = state.seen.unsqueeze(1) + torch.arange(seq_len, device=x.device)
+        positions = state.seen.unsqueeze(1) + torch.arange(seq_len, device=qkv.device)
         seen = state.seen + (seq_len if lengths is None else lengths)
         if self.position == "rope":
             q = self._rotate(q, positions, seen)
@@ -197,9 +204,9 @@ class Attention(SequenceMixer):
         keys, values = grow_cache(state.keys, k), grow_cache(state.values, v)
         turned = keys
         if self._turns_anew:
-            slots = positions[:, :1] + torch.arange(-past, seq_len, device=x.device)
+            slots = positions[:, :1] + torch.arange(-past, seq_len, device=qkv.device)
             turned = self._rotate(keys, slots, seen)
-        lag = lag_matrix(seq_len, past + seq_len, x.device).clamp(min=0)
+        lag = lag_matrix(seq_len, past + seq_len, qkv.device).clamp(min=0)
         y = attend(q, turned, values, state.seen, self._bias(lag), self._sink(positions))
         keys, values = (settle_cache(cache, lengths, seq_len) for cache in (keys, values))
         return self.out_proj(rearrange(y, "batch head seq d -> batch seq (head d)")), AttentionState(

@@ -31,6 +31,11 @@ class ConvState(NamedTuple):
 class LagFilter(nn.Module):
     """A kernel as long as the sequence, made of the lag and of sines and cosines of it by layers of these widths."""
 
+    @property
+    def undecayed(self) -> list[str]:
+        """All parameters: Hyena's authors train the filter's network without weight decay (safari, HyenaFilter)."""
+        return [name for name, _ in self.named_parameters()]
+
     def __init__(self, widths: Sequence[int], n_frequencies: int, max_seq_len: int) -> None:
         super().__init__()
         self.n_frequencies, self.max_seq_len = n_frequencies, max_seq_len
@@ -55,8 +60,6 @@ class ImplicitFilter(LagFilter):
     with sines, on u and n_frequencies sines and cosines of it. The square root keeps the kernel's energy whatever its
     length; it is not in the paper.
     """
-
-    undecayed = ("log_rate",)
 
     def __init__(self, channels: int, d_filter: int, n_frequencies: int, max_seq_len: int) -> None:
         super().__init__((d_filter, d_filter, channels), n_frequencies, max_seq_len)

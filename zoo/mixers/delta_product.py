@@ -8,10 +8,11 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from zoo.blocks import RMSNorm, ShortConv
+from zoo.blocks import LevelWeights, RMSNorm, ShortConv
 from zoo.contract import SequenceMixer
 from zoo.ops.activation import silu_gate
 from zoo.ops.delta_rule import delta_inputs, delta_product, delta_strengths, require_stable
+from zoo.ops.log_linear import log_linear_delta_product
 from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.step_size import draw_rate_log, draw_step_bias
 from zoo.validate import head_width, require_positive, require_range, shared_heads
@@ -20,6 +21,15 @@ from zoo.validate import head_width, require_positive, require_range, shared_hea
 class DeltaProductState(NamedTuple):
     conv: Tensor  # (batch, d_conv - 1, channels of q, k and v)
     S: Tensor  # (batch, n_heads, d_head, expand * d_head), keys first
+
+
+class LogLinearDeltaProductState(NamedTuple):
+    conv: Tensor  # as in DeltaProductState
+    S: Tensor  # (batch, n_heads, n_levels, d_head, expand * d_head)
+    seen: Tensor  # (batch,) positions so far
+
+
+AnyDeltaProductState = DeltaProductState | LogLinearDeltaProductState
 
 
 class DeltaProduct(SequenceMixer):
@@ -37,20 +47,27 @@ class DeltaProduct(SequenceMixer):
     one step with beta_max 2, where eigenvalues reach -1, tracks swaps and parity, two steps track the permutations of
     three. `configs/mixer/gated_delta_net.yaml` trains with beta_max 2.
 
-    Coefficients. q, k, the decay and beta whole, sigmoid of the convolved values (which are themselves the value),
-    1/rms, silu(W_g x). The offset is zero.
+    With n_levels there are as many states in place of one (`log_linear_gated_delta_net`): a Fenwick tree over up to
+    2^(n_levels - 1) positions, as in `ssd`. All of them decay and are erased; one position writes to those levels that
+    gather it, and reads sum_l lambda_t^l S_l^T q_t with lambda_t = softplus(s * W_l x_t).
+
+    Coefficients. q, k, the decay, beta and lambda whole, sigmoid of the convolved values (which are themselves the
+    value), 1/rms, silu(W_g x). The offset is zero.
 
     State. n_heads x d_head x (expand d_head) numbers, at least float32, and the convolution's last d_conv - 1 inputs of
-    n_heads (1 + n_householder (1 + expand)) d_head channels, fewer where heads share keys. It does not grow.
+    n_heads (1 + n_householder (1 + expand)) d_head channels, fewer where heads share keys. With n_levels,
+    that many times the numbers, and the positions so far. It does not grow.
 
-    Interaction rank. The recurrence itself: n_heads * n_householder, an operator for each step's value map. The
-    convolution's taps, the sigmoid of the values and the gate act on channels: min(n_heads * n_householder * expand *
-    d_head, d_model^2) for generic input.
+    Interaction rank. The recurrence itself: n_heads * n_householder, an operator for each step's value map; levels add
+    none. The convolution's taps, the sigmoid of the values and the gate act on channels: min(n_heads * n_householder *
+    expand * d_head, d_model^2) for generic input.
 
     Source. Yang et al. 2412.06464 and Siems et al. 2502.10297, section 3; flash-linear-attention, commit bc3b101,
     fla/layers/gated_deltanet.py and gated_deltaproduct.py. As there, in NVlabs/GatedDeltaNet and in Qwen3-Next, queries
     are divided by sqrt(d_head), which the norm takes out again but for its epsilon; A starts uniform in (0, 16],
-    softplus(b) log-uniform in [1e-3, 1e-1], and values are twice as wide as keys (expand).
+    softplus(b) log-uniform in [1e-3, 1e-1], and values are twice as wide as keys (expand). Levels are those of Guo et
+    al. 2506.04761; HanGuo97/log-linear-attention, commit 7f86441, hattention/modeling_h_gated_deltanet.py, with s at
+    one.
 
     Args:
         d_model: width of input and output.
@@ -63,9 +80,11 @@ class DeltaProduct(SequenceMixer):
         n_key_heads: heads of queries and keys, shared by groups of value heads, as in Qwen3-Next; default n_heads.
         norm_eps: epsilon of the norm.
         dt_min, dt_max: range of softplus(b) at initialisation, log-uniform, at least 1e-4.
+        n_levels: states of each head, a Fenwick tree over up to 2^(n_levels - 1) positions; 0 for one state over all.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide, beta_max outside (0, 2], an empty range.
+        ValueError: sizes that are not positive, heads that do not divide, beta_max outside (0, 2], an empty range;
+            later a sequence of more positions than the tree holds.
     """
 
     undecayed = ("A_log", "dt_bias")
@@ -83,10 +102,11 @@ class DeltaProduct(SequenceMixer):
         norm_eps: float = 1e-5,
         dt_min: float = 1e-3,
         dt_max: float = 1e-1,
+        n_levels: int = 0,
     ) -> None:
         super().__init__(d_model)
         require_positive(n_heads=n_heads, n_householder=n_householder, d_head=d_head, expand=expand, d_conv=d_conv)
-        require_positive(n_key_heads=n_key_heads)
+        require_positive(n_key_heads=n_key_heads, n_levels=n_levels or None)
         require_range(dt_min=dt_min, dt_max=dt_max)
         require_stable(beta_max)
         self.n_heads, self.n_householder, self.beta_max = n_heads, n_householder, beta_max
@@ -103,6 +123,7 @@ class DeltaProduct(SequenceMixer):
         self.dt_bias = nn.Parameter(torch.empty(n_heads))
         self.A_log = nn.Parameter(torch.empty(n_heads))
         self.gate_proj = nn.Linear(d_model, n_values, bias=False)
+        self.levels = LevelWeights(d_model, n_heads, n_levels) if n_levels else None
         self.norm = RMSNorm(self.d_value, norm_eps)
         self.out_proj = nn.Linear(n_values, d_model, bias=False)
         self.reset_parameters()
@@ -117,11 +138,17 @@ class DeltaProduct(SequenceMixer):
         # n_householder per head for the recurrence; convolution, SiLU and gate act on the channels of the values.
         return self.n_heads * self.n_householder * self.d_value
 
-    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> DeltaProductState:
-        S = torch.zeros(batch_size, self.n_heads, self.d_head, self.d_value, dtype=accumulator(dtype), device=device)
-        return DeltaProductState(self.conv.empty_state(batch_size, dtype, device), S)
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> AnyDeltaProductState:
+        conv, levels = self.conv.empty_state(batch_size, dtype, device), (self.levels.n_levels,) if self.levels else ()
+        shape = (batch_size, self.n_heads, *levels, self.d_head, self.d_value)
+        S = torch.zeros(shape, dtype=accumulator(dtype), device=device)
+        if self.levels is None:
+            return DeltaProductState(conv, S)
+        return LogLinearDeltaProductState(conv, S, torch.zeros(batch_size, dtype=torch.int64, device=device))
 
-    def mix(self, x: Tensor, state: DeltaProductState, lengths: Tensor | None) -> tuple[Tensor, DeltaProductState]:
+    def mix(
+        self, x: Tensor, state: AnyDeltaProductState, lengths: Tensor | None
+    ) -> tuple[Tensor, AnyDeltaProductState]:
         qkv, conv = self.conv.mix(self.qkv_proj(x), state.conv, lengths)
         q, k, v = qkv.to(state.S.dtype).split(self.widths, dim=2)
         q = rearrange(q, "batch seq (head d) -> batch head seq d", d=self.d_head)
@@ -130,9 +157,15 @@ class DeltaProduct(SequenceMixer):
             q, k = (t.repeat_interleave(self.n_heads // self.n_key_heads, dim=1) for t in (q, k))
         beta, dt = (layer(x).to(state.S.dtype) for layer in (self.beta_proj, self.dt_proj))
         beta, log_decay = delta_strengths(beta, dt, self.beta_max, self.A_log, self.dt_bias, lengths)
-        y, S = delta_product(q, k, v, beta, log_decay, state.S)
+        if self.levels is None or isinstance(state, DeltaProductState):
+            y, S = delta_product(q, k, v, beta, log_decay, state.S)
+            state = DeltaProductState(conv, S)
+        else:
+            seen, weights = self.levels.after(state.seen, lengths, x.shape[1]), self.levels(x)
+            y, S = log_linear_delta_product(q, k, v, beta, log_decay, weights, state.seen, state.S, lengths)
+            state = LogLinearDeltaProductState(conv, S, seen)
         y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
-        return self.out_proj(silu_gate(self.gate_proj(x), y)), DeltaProductState(conv, S)
+        return self.out_proj(silu_gate(self.gate_proj(x), y)), state
 
     def _steps(self, t: Tensor, d: int) -> Tensor:
         return rearrange(t, "batch seq (step head d) -> batch head seq step d", step=self.n_householder, d=d)

@@ -42,7 +42,8 @@ class ForgettingAttention(SequenceMixer):
     n_kv_heads shares keys and values between groups of query heads; gates are those of the query heads. The sums of
     log f are a matrix over pairs of positions that needs a gradient, which torch's fused kernel for softmax attention
     does not give: at 1,024 positions a training step on a CPU has less than half of the tokens a second of
-    `gated_delta_net`. Blocks of queries are recomputed in the backward pass, so that memory is linear in the length.
+    `gated_delta_net`. Memory is linear in the length: blocks of queries are recomputed in the backward pass, and on
+    CUDA long sequences go to torch's FlexAttention, whose gradient of log f is a sum in no fixed order.
 
     Coefficients. Queries and keys, log f. Values are linear, so that the offset is zero.
 

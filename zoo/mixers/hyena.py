@@ -33,8 +33,6 @@ class HyenaFilter(LagFilter):
     2 pi b tau / max_seq_len, b evenly spaced from 1e-4 to n_frequencies - 1; the rates r are fixed, evenly spaced.
     """
 
-    undecayed = ("frequency",)
-
     def __init__(self, channels: int, d_filter: int, n_frequencies: int, max_seq_len: int) -> None:
         super().__init__((d_filter,) * 3, n_frequencies, max_seq_len)
         self.channels = channels

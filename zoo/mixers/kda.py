@@ -66,6 +66,7 @@ class KimiDelta(SequenceMixer):
         beta_max: upper end of the erase strength, with gates per head also of the write strength. Beyond 1 eigenvalues
             reach below zero (Grazzi et al. 2411.12537).
         dt_min, dt_max: range of softplus(b) at initialisation, log-uniform, at least 1e-4.
+        norm_eps: epsilon of the norm.
 
     Raises:
         ValueError: sizes that are not positive, heads that do not divide, unknown gates, beta_max outside (0, 2], an
@@ -85,6 +86,7 @@ class KimiDelta(SequenceMixer):
         beta_max: float = 1.0,
         dt_min: float = 1e-3,
         dt_max: float = 1e-1,
+        norm_eps: float = 1e-5,
     ) -> None:
         super().__init__(d_model)
         require_positive(n_heads=n_heads, d_head=d_head, expand=expand, d_conv=d_conv)
@@ -106,7 +108,7 @@ class KimiDelta(SequenceMixer):
         self.A_log = nn.Parameter(torch.empty(n_heads))
         self.gate_down = nn.Linear(d_model, self.d_value, bias=False)
         self.gate_up = nn.Linear(self.d_value, n_values)
-        self.norm = RMSNorm(self.d_value)
+        self.norm = RMSNorm(self.d_value, norm_eps)
         self.out_proj = nn.Linear(n_values, d_model, bias=False)
         self.reset_parameters()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +15,11 @@ from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
 from zoo.ops.attention import attend, grow_cache, settle_cache, softmax_freedom
 from zoo.ops.precision import Device, DType
-from zoo.ops.rope import require_turned, rotate
-from zoo.validate import head_width, require_positive
+from zoo.ops.rope import complete_scaling, require_turned, rotate
+from zoo.validate import head_width, require_choice, require_positive
 
 NORM_EPS = 1e-6
+Position = Literal["rope", "none"]
 
 
 class LatentState(NamedTuple):
@@ -48,8 +50,7 @@ class LatentAttention(SequenceMixer):
 
     Source. DeepSeek-V2 2405.04434, section 2.1; DeepSeek-V3 2412.19437. As DeepseekV3Attention of transformers 5.23.0,
     models/deepseek_v3/modeling_deepseek_v3.py, where rope turns neighbouring channels: the same up to their order.
-
-    Not here. The scaling of rope beyond the trained length.
+    Position none leaves the shared channels unturned, as Kimi Linear does (2510.26692).
 
     Args:
         d_model: width of input and output.
@@ -60,10 +61,12 @@ class LatentAttention(SequenceMixer):
             least 2 when absent.
         d_query: width of a normed latent from which queries are made; default none, queries are made from x.
         rope_base: base of rope's wavelengths; larger turns slower.
+        rope_scaling: as in `attention`, but for type dynamic, which would turn cached keys anew.
+        position: rope, or none for shared channels that are not turned.
 
     Raises:
         ValueError: sizes that are not positive, heads that do not divide, a latent wider than d_model, an odd d_rope, a
-            rope_base of at most 1.
+            rope_base of at most 1, rope_scaling of type dynamic or without rope.
     """
 
     def __init__(
@@ -75,6 +78,8 @@ class LatentAttention(SequenceMixer):
         d_rope: int | None = None,
         d_query: int | None = None,
         rope_base: float = 1e4,
+        rope_scaling: Mapping[str, Any] | None = None,
+        position: Position = "rope",
     ) -> None:
         super().__init__(d_model)
         require_positive(n_heads=n_heads, d_head=d_head, d_latent=d_latent, d_query=d_query)
@@ -88,6 +93,11 @@ class LatentAttention(SequenceMixer):
         if isinstance(d_rope, bool) or not isinstance(self.d_rope, int) or self.d_rope < 0 or self.d_rope % 2:
             raise ValueError(f"d_rope must be an even number of at least 0, got {d_rope!r}")
         require_turned(self.d_rope, self.d_rope, rope_base)
+        require_choice("position", position, Position)
+        self.position = position
+        self.rope_scaling = None if rope_scaling is None else complete_scaling(rope_scaling, self.d_rope)
+        if self.rope_scaling is not None and (position == "none" or self.rope_scaling["rope_type"] == "dynamic"):
+            raise ValueError(f"rope_scaling needs position rope and a type other than dynamic, got {rope_scaling}")
         self.query_down = None if d_query is None else nn.Linear(d_model, d_query, bias=False)
         self.query_norm = None if d_query is None else RMSNorm(d_query, NORM_EPS)
         self.query_proj = nn.Linear(d_query or d_model, n_heads * (self.d_head + self.d_rope), bias=False)
@@ -107,34 +117,59 @@ class LatentAttention(SequenceMixer):
 
     def mix(self, x: Tensor, state: LatentState, lengths: Tensor | None) -> tuple[Tensor, LatentState]:
         seq_len, past = x.shape[1], state.latents.shape[2]
-        hidden = x
-        if self.query_down is not None and self.query_norm is not None:
-            hidden = self.query_norm(self.query_down(x))
-        q = rearrange(self.query_proj(hidden), "batch seq (head d) -> batch head seq d", head=self.n_heads)
-        q, q_rope = q.split((self.d_head, self.d_rope), dim=3)
-        c, k_rope = self.latent_proj(x).unsqueeze(1).split((self.d_latent, self.d_rope), dim=3)
         positions = state.seen.unsqueeze(1) + torch.arange(seq_len, device=x.device)
-        q_rope, k_rope = (rotate(t, positions, self.rope_base, d_rope=self.d_rope) for t in (q_rope, k_rope))
-        latents = grow_cache(state.latents, torch.cat((self.latent_norm(c), k_rope), dim=3))
+        q, c, *rope = self._project(x, self._query_input(x))
+        q_rope, k_rope = self._turn(positions, *rope)
+        latents = grow_cache(state.latents, torch.cat((c, k_rope), dim=3))
         if past and seq_len <= self.d_head:
-            y = self._attend_to_latents(q, q_rope, latents, state.seen)
+            q = coefficient(self._into_latents(q, q_rope))
+            y = self._out_of_latents(attend(q, coefficient(latents), latents, state.seen))
         else:
-            c, k_rope = latents.split((self.d_latent, self.d_rope), dim=3)
-            kv = rearrange(self.kv_proj(c), "batch 1 slot (head d) -> batch head slot d", head=self.n_heads)
-            k, v = kv.split(self.d_head, dim=3)
-            k = torch.cat((k, k_rope.expand(-1, self.n_heads, -1, -1)), dim=3)
-            v = F.pad(v, (0, self.d_rope))  # torch's fused kernel asks for values as wide as the keys
-            y = attend(coefficient(torch.cat((q, q_rope), dim=3)), coefficient(k), v, state.seen)[..., : self.d_head]
+            q, k, v = self._heads(q, q_rope, latents)
+            y = attend(q, k, v, state.seen)[..., : self.d_head]
         seen = state.seen + (seq_len if lengths is None else lengths)
         y = self.out_proj(rearrange(y, "batch head seq d -> batch seq (head d)"))
         return y, LatentState(settle_cache(latents, lengths, seq_len), seen)
 
-    def _attend_to_latents(self, q: Tensor, q_rope: Tensor, latents: Tensor, seen: Tensor) -> Tensor:
-        """Attend with queries in the latent space, where the cache is the keys and the values of all heads."""
-        to_keys, to_values = rearrange(
+    def _query_input(self, x: Tensor) -> Tensor:
+        """Return the vectors from which queries are made: x, or its normed latents."""
+        if self.query_down is None or self.query_norm is None:
+            return x
+        return self.query_norm(self.query_down(x))
+
+    def _project(self, x: Tensor, query_input: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return queries and normed latents, and the channels of queries and keys that rope will turn."""
+        q = rearrange(self.query_proj(query_input), "batch seq (head d) -> batch head seq d", head=self.n_heads)
+        q, q_rope = q.split((self.d_head, self.d_rope), dim=3)
+        c, k_rope = self.latent_proj(x).unsqueeze(1).split((self.d_latent, self.d_rope), dim=3)
+        return q, self.latent_norm(c), q_rope, k_rope
+
+    def _turn(self, positions: Tensor, *heads: Tensor) -> tuple[Tensor, ...]:
+        """Turn the channels of all heads at once."""
+        if self.position == "none" or not self.d_rope:
+            return heads
+        turned = rotate(torch.cat(heads, dim=1), positions, self.rope_base, self.rope_scaling)
+        return turned.split([t.shape[1] for t in heads], dim=1)
+
+    def _heads(self, q: Tensor, q_rope: Tensor, latents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of each head, values as wide as keys."""
+        c, k_rope = latents.split((self.d_latent, self.d_rope), dim=3)
+        kv = rearrange(self.kv_proj(c), "batch 1 slot (head d) -> batch head slot d", head=self.n_heads)
+        k, v = kv.split(self.d_head, dim=3)
+        k = torch.cat((k, k_rope.expand(-1, self.n_heads, -1, -1)), dim=3)
+        v = F.pad(v, (0, self.d_rope))  # torch's fused kernel asks for values as wide as the keys
+        return coefficient(torch.cat((q, q_rope), dim=3)), coefficient(k), v
+
+    def _into_latents(self, q: Tensor, q_rope: Tensor) -> Tensor:
+        """Map queries into the latent space, where the cache is the keys and the values of all heads."""
+        q = torch.cat((q @ self._latent_maps(q)[0], q_rope), dim=3)
+        return q * (q.shape[3] / (self.d_head + self.d_rope)) ** 0.5  # attend divides by the root of the wider width
+
+    def _out_of_latents(self, mixed: Tensor) -> Tensor:
+        """Map mixed latents to values."""
+        return mixed[..., : self.d_latent] @ self._latent_maps(mixed)[1].mT
+
+    def _latent_maps(self, like: Tensor) -> Tensor:
+        return rearrange(
             self.kv_proj.weight, "(head part d) latent -> part head d latent", part=2, head=self.n_heads
-        ).to(q.dtype)
-        q = torch.cat((q @ to_keys, q_rope), dim=3)
-        q = q * (q.shape[3] / (self.d_head + self.d_rope)) ** 0.5  # attend divides by the root of the wider width
-        mixed = attend(coefficient(q), coefficient(latents), latents, seen)
-        return mixed[..., : self.d_latent] @ to_values.mT
+        ).to(like.dtype)

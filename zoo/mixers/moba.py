@@ -99,8 +99,10 @@ class BlockAttention(SequenceMixer):
         return shared_values_rank(self.n_heads, self.n_kv_heads, self.d_model, self.d_head, free)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> BlockAttentionState:
-        slots = torch.zeros(batch_size, self.n_kv_heads, 0, self.d_head, dtype=dtype, device=device)
-        return BlockAttentionState(slots, slots.clone(), torch.zeros(batch_size, dtype=torch.int64, device=device))
+        keys, values = (
+            torch.empty(batch_size, self.n_kv_heads, 0, self.d_head, dtype=dtype, device=device) for _ in range(2)
+        )
+        return BlockAttentionState(keys, values, torch.zeros(batch_size, dtype=torch.int64, device=device))
 
     def mix(self, x: Tensor, state: BlockAttentionState, lengths: Tensor | None) -> tuple[Tensor, BlockAttentionState]:
         seq_len = x.shape[1]

@@ -108,8 +108,10 @@ class NativeSparseAttention(SequenceMixer):
         return shared_values_rank(self.n_heads, self.n_kv_heads, self.d_model, self.d_head, free)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> NativeSparseState:
-        slots = torch.zeros(batch_size, self.n_kv_heads, 0, self.d_head, dtype=dtype, device=device)
-        return NativeSparseState(slots, slots.clone(), torch.zeros(batch_size, dtype=torch.int64, device=device))
+        keys, values = (
+            torch.empty(batch_size, self.n_kv_heads, 0, self.d_head, dtype=dtype, device=device) for _ in range(2)
+        )
+        return NativeSparseState(keys, values, torch.zeros(batch_size, dtype=torch.int64, device=device))
 
     def mix(self, x: Tensor, state: NativeSparseState, lengths: Tensor | None) -> tuple[Tensor, NativeSparseState]:
         seq_len, past = x.shape[1], state.keys.shape[2]
@@ -124,7 +126,7 @@ class NativeSparseAttention(SequenceMixer):
         k, v = (by_position(cache, state.seen, seq_len) for cache in (keys, values))
         y = attend_to_means_and_blocks(q, k, v, gates[..., :2], positions, self.block_size, self.top_k)
         k, v = (F.pad(cache, (0, 0, self.window - 1 - past, 0)) for cache in (keys, values))  # or cut
-        y = y + gates[..., 2:] * sliding_attend(q, k, v, state.seen.clamp(max=self.window - 1))
+        y = torch.addcmul(y, gates[..., 2:], sliding_attend(q, k, v, state.seen))
         keys, values = (settle_cache(cache, lengths, seq_len) for cache in (keys, values))
         seen = state.seen + (seq_len if lengths is None else lengths)
         y = self.out_proj(rearrange(y, "batch head seq d -> batch seq (head d)"))

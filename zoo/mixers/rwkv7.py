@@ -73,7 +73,13 @@ class RWKV7(SequenceMixer):
         ValueError: sizes that are not positive, heads that do not divide or of one channel.
     """
 
-    undecayed = ("shift", "bonus")
+    # As the authors train it (BlinkDL/RWKV-LM, RWKV-v7/train_temp): no low-rank map decays, and the decays' bias learns
+    # at twice the rate.
+    undecayed = (
+        *("shift", "bonus", "decay_down.weight", "decay_up.weight", "rate_down.weight", "rate_up.weight"),
+        *("gate_down.weight", "gate_up.weight"),
+    )
+    slow = ("decay_up.bias",)
 
     def __init__(self, d_model: int, n_heads: int = 2, decay_rank: int = 32, gate_rank: int = 32) -> None:
         super().__init__(d_model)

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from zoo.blocks import RMSNorm, ShortConv
+from zoo.blocks import LevelWeights, RMSNorm, ShortConv
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
 from zoo.ops.activation import silu, silu_gate
+from zoo.ops.log_linear import log_linear_ssd
 from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.ssd import ssd
 from zoo.ops.step_size import draw_step_bias
@@ -34,6 +35,15 @@ class SSDState(NamedTuple):
     h: Tensor  # (batch, n_heads, d_state, d_head)
 
 
+class LogLinearSSDState(NamedTuple):
+    conv: Tensor  # as in SSDState
+    h: Tensor  # (batch, n_heads, n_levels, d_state, d_head)
+    seen: Tensor  # (batch,) positions so far
+
+
+AnySSDState = SSDState | LogLinearSSDState
+
+
 class SSD(SequenceMixer):
     """The block of Mamba-2: one scalar decay per head, so that the recurrence is a chunked matrix product.
 
@@ -44,21 +54,32 @@ class SSD(SequenceMixer):
 
     B and C are shared by the heads of a group. d_head is 64, or the whole of d_inner where that is narrower.
 
-    Coefficients. sigmoid of the convolved u (the convolved u itself is the value), B, C and dt whole, silu(z), 1/rms.
-    The convolution's bias makes the offset.
+    With n_levels there are as many states in place of one (`log_linear_ssd`): a Fenwick tree over up to 2^(n_levels -
+    1) positions. Position t reads itself at level 0. At level l, if bit l - 1 of t is set, it reads the 2^(l-1)
+    positions that share with t all higher bits and have a zero there. The read-out is
+
+        o_t = sum_l lambda_t^l h_t^l^T C_t + D u_t,  lambda_t = softplus(s * W_l x_t)
+
+    so that recent positions stay apart from the older ones, which share a state in ever larger groups. A level costs as
+    much time and memory as the plain recurrence.
+
+    Coefficients. sigmoid of the convolved u (the convolved u itself is the value), B, C, dt and lambda whole, silu(z),
+    1/rms. The convolution's bias makes the offset.
 
     State. n_heads x d_state x d_head = expand * d_model * d_state numbers, at least float32, and the convolution's last
-    d_conv - 1 inputs of d_inner + 2 n_groups d_state channels. It does not grow.
+    d_conv - 1 inputs of d_inner + 2 n_groups d_state channels. With n_levels, that many times the numbers, and the
+    positions so far. It does not grow.
 
     Interaction rank. The recurrence itself: n_heads, since a head's W_ij is one number times W_O^h W_u^h, the skip D
-    included. In the block the convolution's taps, sigmoid(u) and silu(z) act on channels: min(d_inner, d_model^2) for
-    generic input.
+    included. Levels add none: lambda is a number too. In the block the convolution's taps, sigmoid(u) and silu(z) act
+    on channels: min(d_inner, d_model^2) for generic input.
 
-    Source. Dao and Gu 2405.21060, section 7. As published, A starts uniform in [1, 16], dt log-uniform in [1e-3, 1e-1]
-    and D at one. With init recall, A starts uniform in [0.01, 0.16] and dt log-uniform in [0.3, 1]: decays dt A of much
-    the same sizes, and writes dt B u a hundred times as large next to the skip D u. This is ours: with one seed it
-    learns small recall at a learning rate of 1e-2, where the published start needs 3e-2 or longer training; see
-    `trainability` in docs/results.md.
+    Source. Dao and Gu 2405.21060, section 7; levels of Guo et al. 2506.04761, flash-linear-attention, commit bc3b101,
+    fla/layers/log_linear_mamba2.py and fla/ops/log_linear_attn/naive.py, with s at one. As published, A starts uniform
+    in [1, 16], dt log-uniform in [1e-3, 1e-1] and D at one. With init recall, A starts uniform in [0.01, 0.16] and dt
+    log-uniform in [0.3, 1]: decays dt A of much the same sizes, and writes dt B u a hundred times as large next to the
+    skip D u. This is ours: with one seed it learns small recall at a learning rate of 1e-2, where the published start
+    needs 3e-2 or longer training; see `trainability` in docs/results.md.
 
     Not here. An upper limit of dt and the initial-state parameter, which the authors' code has, and sharding over
     devices.
@@ -76,9 +97,11 @@ class SSD(SequenceMixer):
         dt_floor: the smallest dt of a position.
         init: published or recall; where A and dt start.
         dt_min, dt_max: range of dt at initialisation, log-uniform, at least 1e-4; default as init has it.
+        n_levels: states of each head, a Fenwick tree over up to 2^(n_levels - 1) positions; 0 for one state over all.
 
     Raises:
-        ValueError: sizes that are not positive or do not divide, an empty range of dt.
+        ValueError: sizes that are not positive or do not divide, an empty range of dt; later a sequence of more
+            positions than the tree holds.
     """
 
     undecayed = ("A_log", "D", "dt_bias")
@@ -98,6 +121,7 @@ class SSD(SequenceMixer):
         init: Init = "published",
         dt_min: float | None = None,
         dt_max: float | None = None,
+        n_levels: int = 0,
     ) -> None:
         super().__init__(d_model)
         require_choice("init", init, Init)
@@ -106,7 +130,7 @@ class SSD(SequenceMixer):
             usual if given is None else given for given, usual in zip((dt_min, dt_max), steps, strict=True)
         )
         require_positive(d_state=d_state, d_head=d_head, n_groups=n_groups, d_conv=d_conv, expand=expand)
-        require_positive(d_inner=d_inner, norm_groups=norm_groups or None)
+        require_positive(d_inner=d_inner, norm_groups=norm_groups or None, n_levels=n_levels or None)
         require_range(dt_min=dt_min, dt_max=dt_max)
         if not 0 <= dt_floor < math.inf:
             raise ValueError(f"dt_floor must be 0 or a positive number, got {dt_floor}")
@@ -128,6 +152,7 @@ class SSD(SequenceMixer):
         self.dt_bias = nn.Parameter(torch.empty(self.n_heads))
         self.A_log = nn.Parameter(torch.empty(self.n_heads))
         self.D = nn.Parameter(torch.empty(self.n_heads))
+        self.levels = LevelWeights(d_model, self.n_heads, n_levels) if n_levels else None
         self.norm = RMSNorm(self.d_inner, norm_eps, norm_groups) if norm_groups else None
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
         self.reset_parameters()
@@ -143,11 +168,15 @@ class SSD(SequenceMixer):
         # Convolution and gate act on the channels between two fixed projections.
         return self.d_inner
 
-    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> SSDState:
-        h = torch.zeros(batch_size, self.n_heads, self.d_state, self.d_head, dtype=accumulator(dtype), device=device)
-        return SSDState(self.conv.empty_state(batch_size, dtype, device), h)
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> AnySSDState:
+        conv, levels = self.conv.empty_state(batch_size, dtype, device), (self.levels.n_levels,) if self.levels else ()
+        shape = (batch_size, self.n_heads, *levels, self.d_state, self.d_head)
+        h = torch.zeros(shape, dtype=accumulator(dtype), device=device)
+        if self.levels is None:
+            return SSDState(conv, h)
+        return LogLinearSSDState(conv, h, torch.zeros(batch_size, dtype=torch.int64, device=device))
 
-    def mix(self, x: Tensor, state: SSDState, lengths: Tensor | None) -> tuple[Tensor, SSDState]:
+    def mix(self, x: Tensor, state: AnySSDState, lengths: Tensor | None) -> tuple[Tensor, AnySSDState]:
         wide = state.h.dtype
         z, uBC, dt = self.in_proj(x).split((self.d_inner, sum(self.widths), self.n_heads), dim=2)
         uBC, conv = self.conv.mix(uBC, state.conv, lengths)
@@ -160,8 +189,15 @@ class SSD(SequenceMixer):
         (dt,) = without_padding(lengths, dt.transpose(1, 2))  # a step of size zero leaves the state alone
         dt, B, C = coefficient(dt), coefficient(B), coefficient(C)
         log_decay = -self.A_log.to(wide).exp().unsqueeze(1) * dt
-        o, h = ssd(C, B, dt.unsqueeze(3) * u, log_decay, state.h)
+        written = dt.unsqueeze(3) * u
+        if self.levels is None or isinstance(state, SSDState):
+            o, h = ssd(C, B, written, log_decay, state.h)
+            state = SSDState(conv, h)
+        else:
+            seen = self.levels.after(state.seen, lengths, x.shape[1])
+            o, h = log_linear_ssd(C, B, written, log_decay, self.levels(x), state.seen, state.h, lengths)
+            state = LogLinearSSDState(conv, h, seen)
         o = o + self.D.view(-1, 1, 1) * u
         o = rearrange(o, "batch head seq d -> batch seq (head d)").to(x.dtype)
         y = silu_gate(z, o) if self.norm is None else self.norm(silu_gate(z, o))
-        return self.out_proj(y), SSDState(conv, h)
+        return self.out_proj(y), state

@@ -27,9 +27,11 @@ def silu_gate(z: Float[Tensor, "*shape"], value: Float[Tensor, "*shape"]) -> Flo
     return coefficient(F.silu(z)) * value
 
 
-def gelu_gate(z: Float[Tensor, "*shape"], value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """gelu(z) value, GELU approximated by tanh: all of gelu(z) is the coefficient."""
-    return coefficient(F.gelu(z, approximate="tanh")) * value
+def gelu_gate(
+    z: Float[Tensor, "*shape"], value: Float[Tensor, "*shape"], approximate: str = "tanh"
+) -> Float[Tensor, "*shape"]:
+    """gelu(z) value, GELU approximated by tanh unless `approximate` is none: all of gelu(z) is the coefficient."""
+    return coefficient(F.gelu(z, approximate=approximate)) * value
 
 
 def sigmoid_gate(z: Float[Tensor, "*shape"], value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

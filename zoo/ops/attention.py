@@ -7,7 +7,7 @@ lag between query i and slot j is past + i - j in every row, however ragged the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,12 +17,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from zoo.cores import core
-from zoo.ops.chunked import segment_sums
-from zoo.ops.precision import full_precision
+from zoo.ops.chunked import running_sum, segment_sums
+from zoo.ops.precision import full_precision, widest
 from zoo.ops.time import right_align
-from zoo.ops.transforms import followed, whole_in_export
+from zoo.ops.transforms import compiling, followed, kernels_suffice, one_operation, whole_in_export
 
-QUERIES, MOST_BLOCKS = 256, 2
+QUERIES = 256
+_TILE = 128  # of FlexAttention's mask
 
 
 @core("v", "batch head seq value")
@@ -83,11 +84,14 @@ def attend_by(
     return rearrange(grouped @ v.unsqueeze(2), "batch kv_head group seq d -> batch (kv_head group) seq d")
 
 
-@core("v", "batch head seq value")
-@whole_in_export(
+_FORGETTING = (
     "(Tensor q, Tensor k, Tensor v, Tensor cached, Tensor log_forget, Tensor forgotten) -> Tensor",
     lambda q, k, v, cached, log_forget, forgotten: q.new_empty(*q.shape[:3], v.shape[3]),
 )
+
+
+@core("v", "batch head seq value")
+@whole_in_export(*_FORGETTING)
 def forgetting_attend(
     q: Float[Tensor, "batch n_heads seq d_head"],
     k: Float[Tensor, "batch n_kv_heads slots d_head"],
@@ -98,7 +102,9 @@ def forgetting_attend(
 ) -> Float[Tensor, "batch n_heads seq d_value"]:
     """`attend` with the bias log f_{j+1} + ... + log f_i at (i, j) (Lin et al. 2503.02130, section 3).
 
-    A block of queries at a time, recomputed in the backward pass: no matrix over all pairs of positions is kept.
+    No matrix over all pairs of positions is kept: a block of queries at a time, recomputed in the backward pass; on
+    CUDA torch's FlexAttention, which adds up the gradients of log f in no fixed order. The latter, and what a compiler
+    sees of either, is differentiable once.
 
     Args:
         q, k, v, cached: as in `attend`.
@@ -108,14 +114,68 @@ def forgetting_attend(
     Returns:
         One output a query and head.
     """
+    given = q, k, v, cached, log_forget, forgotten
+    with full_precision(q.device):
+        if is_long(q) and (compiling() or kernels_suffice(log_forget)):
+            return _long_forgetting(*given)
+        return _by_blocks(*given)
+
+
+@one_operation(*_FORGETTING)
+def _long_forgetting(*given: Tensor) -> Tensor:
+    return (_by_flex_attention if kernels_suffice(given[4]) else _by_blocks)(*given)
+
+
+def _by_blocks(q: Tensor, k: Tensor, v: Tensor, cached: Tensor, log_forget: Tensor, forgotten: Tensor) -> Tensor:
     past, outputs = k.shape[2] - q.shape[2], []
     block = partial(_forgetting_block, cached)
-    with full_precision(q.device):
-        for first, last in query_blocks(q):
-            slots = past + last
-            given = q[:, :, first:last], k[:, :, :slots], v[:, :, :slots], log_forget[:, :, :last], forgotten
-            outputs.append(recomputed(block, *given) if first else block(*given))
+    for first, last in query_blocks(q):
+        slots = past + last
+        given = q[:, :, first:last], k[:, :, :slots], v[:, :, :slots], log_forget[:, :, :last], forgotten
+        outputs.append(recomputed(block, *given) if first else block(*given))
     return torch.cat(outputs, dim=2)
+
+
+def _by_flex_attention(
+    q: Tensor, k: Tensor, v: Tensor, cached: Tensor, log_forget: Tensor, forgotten: Tensor
+) -> Tensor:
+    from torch.nn.attention.flex_attention import BlockMask
+
+    seq_len, slots, d_head, d_value = q.shape[2], k.shape[2], int(q.shape[3]), int(v.shape[3])
+    # The bias at (i, j) is the sum up to i less that up to j, each in two parts that hold the digits of float64. What
+    # a query adds to the logits of all slots changes no weight: gradients reach the second sum alone.
+    total = torch.cat((-forgotten.to(widest(q.device)), running_sum(log_forget)), dim=2)
+    until = total.float()
+    rest = (total - until).float().detach()
+    until_query, rest_query = (t[:, :, -seq_len:].detach().clone() for t in (until, rest))
+    reach = torch.arange(slots - seq_len, slots, device=q.device)
+    start = slots - seq_len - cached
+
+    def forgetting(score: Tensor, row: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        bias = until_query[row, head, i] - until[row, head, j]
+        return score + (bias + (rest_query[row, head, i] - rest[row, head, j]))
+
+    def visible(row: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (j <= reach[i]) & (j >= start[row])
+
+    # A tile of queries meets the tiles of slots up to its last query.
+    ends = torch.arange(_TILE, seq_len + _TILE, _TILE, dtype=torch.int32, device=q.device).clamp(max=seq_len)
+    tiles = torch.arange(-(-slots // _TILE), dtype=torch.int32, device=q.device).repeat(1, 1, len(ends), 1)
+    counts = (ends + (slots - seq_len + _TILE - 1)) // _TILE
+    mask = BlockMask.from_kv_blocks(
+        counts.view(1, 1, -1), tiles, BLOCK_SIZE=_TILE, mask_mod=visible, seq_lengths=(seq_len, slots)
+    )
+    q, k, v = (F.pad(t, (0, max(0, 16 - t.shape[3]))) for t in (q, k, v))  # its kernel has no narrower heads
+    grouped = bool(k.shape[1] != q.shape[1])
+    y = _flex_attention()(q, k, v, forgetting, mask, scale=d_head**-0.5, enable_gqa=grouped)
+    return y[..., :d_value]
+
+
+@cache
+def _flex_attention() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention)
 
 
 def _forgetting_block(cached: Tensor, q: Tensor, k: Tensor, v: Tensor, log_forget: Tensor, forgotten: Tensor) -> Tensor:
@@ -147,13 +207,17 @@ def forgotten_since(
 def query_blocks(q: Float[Tensor, "batch n_heads seq d_head"]) -> list[tuple[int, int]]:
     """Return the first and last positions of the blocks of queries whose weights are computed together.
 
-    On the CPU blocks are of one size, so that memory is linear in the sequence. Elsewhere there are at most two, so
-    that the number of kernels is bounded. Short sequences, and code that is compiled or mapped, have one block.
+    Blocks are of one size, so that memory is linear in the sequence. Short sequences, and code that is compiled or
+    mapped, have one block.
     """
     seq_len = q.shape[2]
-    size = QUERIES if q.device.type == "cpu" else max(QUERIES, -(-seq_len // MOST_BLOCKS))
-    size = seq_len if followed() or seq_len <= 2 * QUERIES else size
+    size = QUERIES if is_long(q) and not followed() else seq_len
     return [(first, min(first + size, seq_len)) for first in range(0, seq_len, size)]
+
+
+def is_long(q: Float[Tensor, "batch n_heads seq d_head"]) -> bool:
+    """Return whether the weights of all queries are too many to be kept."""
+    return q.shape[2] > 2 * QUERIES
 
 
 def recomputed(block: Callable[..., Any], *given: Tensor | None) -> Any:

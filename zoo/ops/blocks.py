@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from zoo.cores import core
+from zoo.ops.chunked import into_chunks
 from zoo.ops.precision import accumulator
 from zoo.ops.transforms import whole_in_export
 
@@ -34,14 +35,6 @@ def by_position(
         return cache
     slot = torch.arange(n_slots, device=cache.device) + (past - cached).unsqueeze(1)
     return cache.gather(2, slot.clamp(max=n_slots - 1)[:, None, :, None].expand_as(cache))
-
-
-def in_blocks(
-    t: Float[Tensor, "batch heads slots d_head"], block_size: int
-) -> Float[Tensor, "batch heads blocks block_size d_head"]:
-    """Cut slots into blocks; the last one is filled up with zeros."""
-    n_blocks = -(-t.shape[2] // block_size)
-    return F.pad(t, (0, 0, 0, n_blocks * block_size - t.shape[2])).unflatten(2, (n_blocks, block_size))
 
 
 @core("v", "batch head seq value")
@@ -69,11 +62,12 @@ def attend_to_best_blocks(
     Returns:
         One output a query and head.
     """
-    k, v = in_blocks(k, block_size), in_blocks(v, block_size)
-    means = k.detach().mean(3).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    k, v = into_chunks(k, block_size), into_chunks(v, block_size)
+    means = _for_each_head(k.detach().mean(3), q.shape[1])
     block, own = torch.arange(means.shape[2], device=q.device), (positions // block_size)[:, None, :, None]
     scores = (q.detach() @ means.mT).masked_fill(block >= own, -torch.inf).masked_fill(block == own, torch.inf)
-    return attend_to_blocks(q, k, v, positions, best_blocks(scores, top_k))
+    chosen = scores.topk(min(top_k, scores.shape[3]), dim=3).indices
+    return attend_to_blocks(q * int(q.shape[3]) ** -0.5, k, v, positions, chosen)
 
 
 @core("v", "batch head seq value")
@@ -107,26 +101,26 @@ def attend_to_means_and_blocks(
     Returns:
         One output a query and head: the sum of both, gated.
     """
-    n_kv_heads, wide = k.shape[1], accumulator(q.dtype)
-    shared = q.shape[1] // n_kv_heads
-    k, v = in_blocks(k, block_size), in_blocks(v, block_size)
-    mean_k, mean_v = (t.mean(3).repeat_interleave(shared, dim=1) for t in (k, v))
-    block, position = torch.arange(mean_k.shape[2], device=q.device), positions[:, None, :, None]
-    whole = block < (position + 1) // block_size
-    logits = (q @ mean_k.mT).to(wide) * int(q.shape[3]) ** -0.5
-    weights = logits.masked_fill(~whole, torch.finfo(wide).min).softmax(3) * whole
+    n_kv_heads, n_heads, wide = k.shape[1], q.shape[1], accumulator(q.dtype)
+    q, k, v = q * int(q.shape[3]) ** -0.5, into_chunks(k, block_size), into_chunks(v, block_size)
+    mean_k, mean_v = (_for_each_head(t.mean(3), n_heads) for t in (k, v))
+    starts = torch.arange(0, k.shape[2] * block_size, block_size, device=q.device)
+    since = positions[:, None, :, None] - starts
+    unfinished = since < block_size - 1
+    logits = (q @ mean_k.mT).to(wide).masked_fill(unfinished, torch.finfo(wide).min)
+    weights = logits.softmax(3).masked_fill(unfinished, 0)
     coarse = weights.to(v.dtype) @ mean_v
-    own = position // block_size
-    scores = weights.detach().unflatten(1, (n_kv_heads, shared)).mean(2).masked_fill(~whole, -torch.inf)
-    scores = scores.masked_fill((block == 0) | (block == own - 1) | (block == own), torch.inf)
-    fine = attend_to_blocks(q, k, v, positions, best_blocks(scores, top_k).repeat_interleave(shared, dim=1))
-    return gates[..., :1] * coarse + gates[..., 1:] * fine
+    scores = logits.detach()  # in the order of the weights
+    if n_heads > n_kv_heads:
+        scores = weights.detach().unflatten(1, (n_kv_heads, -1)).mean(2).masked_fill(unfinished, -torch.inf)
+    always = starts * (since // (2 * block_size)) == 0  # the first block, or less than two blocks ago
+    chosen = scores.masked_fill(always, torch.inf).topk(min(top_k, scores.shape[3]), dim=3).indices
+    fine = attend_to_blocks(q, k, v, positions, _for_each_head(chosen, n_heads))
+    return torch.addcmul(gates[..., :1] * coarse, gates[..., 1:], fine)
 
 
-def best_blocks(scores: Float[Tensor, "batch heads seq blocks"], top_k: int) -> Int[Tensor, "batch heads seq chosen"]:
-    """Return the blocks of highest score for each query; the number of blocks stands for one whose score is -inf."""
-    found = scores.topk(min(top_k, scores.shape[3]), dim=3)
-    return found.indices.masked_fill(found.values == -torch.inf, scores.shape[3])
+def _for_each_head(t: Shaped[Tensor, "batch heads *rest"], n_heads: int) -> Shaped[Tensor, "batch n_heads *rest"]:
+    return t if t.shape[1] == n_heads else t.repeat_interleave(n_heads // t.shape[1], dim=1)
 
 
 def attend_to_blocks(
@@ -136,58 +130,53 @@ def attend_to_blocks(
     positions: Int[Tensor, "batch seq"],
     chosen: Int[Tensor, "batch n_heads seq top_k"],
 ) -> Float[Tensor, "batch n_heads seq d_head"]:
-    """softmax_j(q_i . k_j / sqrt(d_head)) v_j over the positions j <= i of the chosen blocks.
+    """softmax_j(q_i . k_j) v_j over the positions j <= i of the chosen blocks.
 
     Pairs of a query and a block are sorted by block and laid out in tiles of as many queries, each tile against one
     block, so that a tile is a matrix product; the parts of a query's softmax are joined by their normalisers (Lu et al.
     2502.13189, algorithm 1). The number of tiles depends on shapes alone.
 
     Args:
-        q: queries of the chunk.
+        q: queries of the chunk, scaled.
         k, v: keys and values in blocks. Heads of q share them in groups.
         positions: position of each query in its row.
-        chosen: blocks of each query, different ones, its own among them; the number of blocks for none.
+        chosen: blocks of each query, different ones, its own among them. A block that begins after it counts for
+            nothing.
 
     Returns:
         One output a query and head.
     """
     batch, n_heads, seq_len, d_head = q.shape
-    top_k, shared, wide = chosen.shape[3], n_heads // k.shape[1], accumulator(q.dtype)
     n_blocks, block_size = k.shape[2:4]
-    n_rows, n_pairs = batch * n_heads, seq_len * top_k
-    tile = min(_TILE, seq_len)
-    n_tiles = n_pairs // tile + min(n_blocks, n_pairs)
-    size = n_tiles * tile
+    top_k, shared, wide = chosen.shape[3], n_heads // k.shape[1], accumulator(q.dtype)
+    n_rows, n_pairs = batch * n_heads, batch * n_heads * seq_len * top_k
+    n_groups, tile = n_rows * n_blocks, min(_TILE, seq_len)
+    n_tiles = n_pairs // tile + min(n_groups, n_pairs)
 
-    row = torch.arange(n_rows, device=q.device).unsqueeze(1)
-    blocks, order = chosen.reshape(n_rows, n_pairs).sort(dim=1)
-    counts = blocks.new_zeros(n_rows, n_blocks + 1).scatter_add(1, blocks, torch.ones_like(blocks))
-    tiles = (counts + (tile - 1)) // tile
-    shift = (tiles.cumsum(1) - tiles) * tile - (counts.cumsum(1) - counts)  # from the sorted pairs to the tiles
-    place = torch.arange(n_pairs, device=q.device) + shift.gather(1, blocks)
-    place = place.masked_fill(blocks == n_blocks, size)  # one place more, for pairs without a block
-    empty = blocks.new_zeros(n_rows, size + 1)
-    query = empty.scatter(1, place, order // top_k)[:, :size]
-    block = empty.scatter(1, place, blocks)[:, :size].unflatten(1, (n_tiles, tile)).amax(2)
-    position = positions.repeat_interleave(n_heads, dim=0).gather(1, query).unflatten(1, (n_tiles, tile)).unsqueeze(3)
-    source = (block * block_size)[:, :, None, None] + torch.arange(block_size, device=q.device)
+    # A group: the pairs of one block. Groups and pairs are numbered through all heads and rows.
+    bounds = torch.arange(n_groups + 1, device=q.device)
+    groups = (chosen + bounds[:-1:n_blocks].view(batch, n_heads, 1, 1)).flatten()
+    group, order = groups.sort()
+    ends = torch.searchsorted(group, bounds)
+    tiles = (ends[:-1] - ends[1:]) // tile  # minus the number of tiles, rounded up
+    shift = torch.add(ends[1:], tiles.cumsum(0), alpha=tile)  # from the tiles, whose last pairs are real, to the sorted
+    place = torch.arange(n_pairs, device=q.device) - shift.index_select(0, group)
+    pair = order.new_zeros(n_tiles * tile).scatter(0, place, order)
+    since = torch.sub(positions[:, None, :, None], chosen, alpha=block_size).flatten().index_select(0, pair)
+    later = torch.arange(block_size, device=q.device) > since.view(n_tiles, tile, 1)
 
-    tiled = (
-        (q * int(d_head) ** -0.5)
-        .flatten(0, 2)
-        .index_select(0, (row * seq_len + query).flatten())
-        .unflatten(0, (n_rows, n_tiles, tile))
+    tiled = q.flatten(0, 2).index_select(0, pair // top_k).unflatten(0, (n_tiles, tile))
+    block = groups.index_select(0, pair[tile - 1 :: tile])
+    if shared > 1:
+        block = torch.add(block % n_blocks, block // (n_blocks * shared), alpha=n_blocks)
+    # One more channel of the values, of ones, adds up the weights.
+    k, v = (t.flatten(0, 2).index_select(0, block) for t in (k, F.pad(v, (0, 1), value=1.0)))
+    logits = (tiled @ k.mT).to(wide).masked_fill_(later, torch.finfo(wide).min)
+    largest = logits.detach().amax(2, keepdim=True)
+    parts = logits.sub_(largest).exp_().to(v.dtype) @ v, largest
+    of_pair = place.scatter(0, order, place)
+    mixed, share = (
+        t.flatten(0, 1).index_select(0, of_pair).unflatten(0, (batch, n_heads, seq_len, top_k)) for t in parts
     )
-    of_block = (row // shared * n_blocks + block).flatten()
-    k, v = (t.flatten(0, 2).index_select(0, of_block).unflatten(0, (n_rows, n_tiles)) for t in (k, v))
-    logits = (tiled @ k.mT).to(wide).masked_fill_(source > position, -torch.inf)
-    largest = logits.detach().amax(3, keepdim=True).clamp(min=torch.finfo(wide).min)
-    weights = logits.sub_(largest).exp_()
-    of_pair = row * size + empty[:, :n_pairs].scatter(1, order, place.clamp(max=size - 1))
-    total, mixed, largest = (
-        t.flatten(0, 2).index_select(0, of_pair.flatten()).unflatten(0, (batch, n_heads, seq_len, top_k))
-        for t in (weights.sum(3, keepdim=True), (weights.to(v.dtype) @ v).to(wide), largest)
-    )
-    largest = largest.masked_fill((chosen == n_blocks).unsqueeze(4), -torch.inf)
-    share = (largest - largest.amax(3, keepdim=True)).exp()
-    return ((share * mixed).sum(3) / (share * total).sum(3)).to(q.dtype)
+    y = (share.softmax(3).mT @ mixed.to(wide)).squeeze(3)
+    return (y[..., :d_head] / y[..., d_head:]).to(q.dtype)

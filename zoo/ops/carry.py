@@ -1,6 +1,7 @@
 """The state between chunks of a linear recurrence: chunk after chunk on the CPU, one Triton kernel on CUDA.
 
-Other devices, float64 and transforms of torch.func combine chunks pairwise, in log2(chunks) steps.
+Other devices, float64 and transforms of torch.func combine chunks pairwise, in log2(chunks) steps. There operands are
+rounded once; the maps of several chunks and the states are multiplied as they are.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import torch
 from jaxtyping import Float, Inexact
 from torch import Tensor
 
-from zoo.ops.transforms import followed, kernels_suffice, on_cpu, transformed
+from zoo.ops.precision import DType, product_of
+from zoo.ops.transforms import compiling, kernels_suffice, on_cpu, transformed
 
 Carried = tuple[Tensor, Tensor, Tensor | None]
 """The state that enters each chunk, the one after the last, and what each chunk writes after it has erased."""
@@ -28,7 +30,7 @@ def decayed_states(
     Returns:
         The state that enters each chunk, and the one after the last.
     """
-    entering, final, _ = _carried(state, decay, added, None, None, None)
+    entering, final, _ = _carried(None, state, decay, added, None, None, None, None)
     return entering, final
 
 
@@ -38,6 +40,8 @@ def erased_states(
     keys: Float[Tensor, "batch heads chunks d_key size"],
     sought: Float[Tensor, "batch heads chunks size d_key"],
     values: Float[Tensor, "batch heads chunks size d_value"],
+    across: Float[Tensor, "batch heads chunks d_key 1"] | None = None,
+    rounded: DType = None,
 ) -> tuple[
     Float[Tensor, "batch heads chunks d_key d_value"],
     Float[Tensor, "batch heads chunks size d_value"],
@@ -45,19 +49,27 @@ def erased_states(
 ]:
     """S_{c+1} = decay_c S_c + keys_c written_c, where written_c = values_c - sought_c S_c.
 
+    With `across`, for an even d_key, + across_c P S_c, where P swaps the upper and the lower half of the rows: the
+    state is two matrices, each of which feeds the other. Operands of the products are rounded to the type `rounded`
+    (`zoo.ops.precision.rounded_type`); sums and states are not.
+
     Returns:
         The state that enters each chunk, what each chunk writes, and the state after the last.
     """
-    entering, final, written = _carried(state, decay, None, keys, sought, values)
+    entering, final, written = _carried(rounded, state, decay, None, keys, sought, values, across)
     assert written is not None
     return entering, written, final
 
 
-def _carried(*given: Tensor | None) -> Carried:
-    state = given[0]
-    assert state is not None
-    by_parts = transformed() or (followed() and on_cpu(state))  # these derive their own backward
-    return _run(*given, False) if by_parts else _Carry.apply(*given, False)
+def _carried(kind: DType, *given: Tensor | None) -> Carried:
+    if transformed():  # which derives its own backward
+        return _run(*_rounded(kind, *given), False)
+    return _Carry.apply(kind, *given, False)
+
+
+def _rounded(kind: DType, *given: Any) -> tuple[Any, ...]:
+    """Round keys and sought, after which the recurrence rounds the other operands of its products."""
+    return given if kind is None else (*given[:3], *(t.to(kind) for t in given[3:5]), *given[5:])
 
 
 class _Carry(torch.autograd.Function):
@@ -69,43 +81,49 @@ class _Carry(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> Carried:
+    def forward(ctx: Any, kind: DType, *given: Any) -> Carried:
+        given = _rounded(kind, *given)
         entering, final, written = _run(*given)
-        _, decay, _, keys, sought, _, ctx.backwards = given
-        ctx.save_for_backward(decay, keys, sought, entering, written)
+        _, decay, _, keys, sought, _, across, ctx.backwards = given
+        ctx.kind = kind
+        ctx.save_for_backward(decay, keys, sought, across, entering, written)
         return entering, final, written
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        decay, keys, sought, entering, written = ctx.saved_tensors
+        decay, keys, sought, across, entering, written = ctx.saved_tensors
         grad_entering, grad_final, grad_written = grads
         erasing = (None,) * 3 if keys is None else (sought.mH, keys.mH, grad_written)
-        given = grad_final, decay.conj(), grad_entering, *erasing, not ctx.backwards
-        arriving, grad_state, erased = _Carry.apply(*given)
-        grad_decay = (arriving * entering.conj()).sum_to_size(decay.shape) if ctx.needs_input_grad[1] else None
-        grad_added = arriving if ctx.needs_input_grad[2] else None
+        given = grad_final, decay.conj(), grad_entering, *erasing, _swapped(across, 3), not ctx.backwards
+        arriving, grad_state, erased = _Carry.apply(ctx.kind, *given)
+        grad_decay = (arriving * entering.conj()).sum_to_size(decay.shape) if ctx.needs_input_grad[2] else None
+        grad_added = arriving if ctx.needs_input_grad[3] else None
         if keys is None:
-            return grad_state, grad_decay, grad_added, None, None, None, None
-        grad_keys, grad_sought = arriving @ written.mH, erased @ entering.mH
-        if ctx.backwards:
-            return grad_state, grad_decay, grad_added, -grad_keys, grad_sought, erased, None
-        return grad_state, grad_decay, grad_added, grad_keys, -grad_sought, erased, None
+            return None, grad_state, grad_decay, grad_added, None, None, None, None, None
+        grad_across = None if across is None else (arriving * _swapped(entering, 3)).sum_to_size(across.shape)
+        product = product_of(ctx.kind)
+        grad_keys, grad_sought = product(arriving, written.mH), product(erased, entering.mH)
+        grad_keys, grad_sought = (-grad_keys, grad_sought) if ctx.backwards else (grad_keys, -grad_sought)
+        return None, grad_state, grad_decay, grad_added, grad_keys, grad_sought, erased, grad_across, None
+
+
+def _swapped(t: Tensor | None, axis: int) -> Any:
+    """`t` with the halves of an axis swapped."""
+    return None if t is None else t.roll(t.shape[axis] // 2, axis)
 
 
 def _run(*given: Any) -> Carried:
-    """S_{c+1} = decay_c S_c + added_c + keys_c (values_c - sought_c S_c): the parts that are given.
+    """S_{c+1} = decay_c S_c + across_c P S_c + added_c + keys_c (values_c - sought_c S_c): the parts that are given.
 
-    If `backwards`, S_{c-1} = decay_c S_c + added_c - keys_c (values_c + sought_c S_c).
+    If `backwards`, S_{c-1} = decay_c S_c + across_c P S_c + added_c - keys_c (values_c + sought_c S_c).
     """
-    state, keys, backwards = given[0], given[3], given[6]
-    if on_cpu(state):
-        return _one_by_one(*given)
-    if kernels_suffice(state):
-        if keys is None:
-            return *_decayed_kernel(*given[:3], backwards), None
-        entering, final, written = _erased_kernel(*given)
-        return entering, final, written
-    return _pairwise(*given)
+    state, keys = given[0], given[3]
+    if not kernels_suffice(state) and not compiling():
+        return (_one_by_one if on_cpu(state) else _pairwise)(*given)
+    if keys is None:
+        return *_decayed(*given[:3], given[7]), None
+    entering, final, written = _erased(*given)
+    return entering, final, written
 
 
 def _one_by_one(
@@ -115,10 +133,12 @@ def _one_by_one(
     keys: Tensor | None,
     sought: Tensor | None,
     values: Tensor | None,
+    across: Tensor | None,
     backwards: bool,
 ) -> Carried:
     decays = decay.unbind(2)
     adds, key, seeks, value = (None if t is None else t.unbind(2) for t in (added, keys, sought, values))
+    product = product_of(None if keys is None or keys.dtype == state.dtype else keys.dtype)
     entering, written, sign = [], [], -1 if backwards else 1
     for c in range(len(decays))[::sign]:
         entering.append(state)
@@ -126,9 +146,12 @@ def _one_by_one(
             assert adds is not None
             state = torch.addcmul(adds[c], decays[c], state)
             continue
-        written.append(value[c].sub(seeks[c] @ state, alpha=sign))
-        change = key[c] @ written[-1]
-        state = torch.addcmul(change if adds is None else adds[c].add(change, alpha=sign), decays[c], state)
+        written.append(value[c].sub(product(seeks[c], state), alpha=sign))
+        change = product(key[c], written[-1])
+        change = change if adds is None else adds[c].add(change, alpha=sign)
+        if across is not None:
+            change = torch.addcmul(change, across[:, :, c], _swapped(state, 2))
+        state = torch.addcmul(change, decays[c], state)
     entering, written = (torch.stack(t[::sign], dim=2) if t else None for t in (entering, written))
     assert entering is not None
     return entering, state, written
@@ -141,19 +164,23 @@ def _pairwise(
     keys: Tensor | None,
     sought: Tensor | None,
     values: Tensor | None,
+    across: Tensor | None,
     backwards: bool,
 ) -> Carried:
     if backwards:
-        decay = decay.flip(2)
-        added, keys, sought, values = (None if t is None else t.flip(2) for t in (added, keys, sought, values))
+        decay, others = decay.flip(2), (added, keys, sought, values, across)
+        added, keys, sought, values, across = (None if t is None else t.flip(2) for t in others)
         if sought is not None and keys is not None:
             keys, sought = -keys, -sought
-        entering, final, written = _pairwise(state, decay, added, keys, sought, values, False)
+        entering, final, written = _pairwise(state, decay, added, keys, sought, values, across, False)
         return entering.flip(2), final, None if written is None else written.flip(2)
     if keys is None or sought is None or values is None:
         assert added is not None
         return *_joined_in_pairs(torch.mul, state, decay, added), None
+    keys, sought = keys.to(state.dtype), sought.to(state.dtype)
     transition = decay.squeeze(4).expand(*keys.shape[:4]).diag_embed() - keys @ sought
+    if across is not None:
+        transition = transition + _swapped(across.squeeze(4).diag_embed(), 4)
     change = keys @ values if added is None else added + keys @ values
     entering, final = _joined_in_pairs(torch.matmul, state, transition, change)
     return entering, final, values - sought @ entering
@@ -165,7 +192,7 @@ def _joined_in_pairs(
     """S_{c+1} = act(maps_c, S_c) + added_c: two chunks are joined into one, which leaves half of them to carry over."""
     chunks = added.shape[2]
     if chunks == 1:
-        return state.unsqueeze(2), act(maps[:, :, 0], state) + added[:, :, 0]
+        return torch.stack((state,), dim=2), act(maps[:, :, 0], state) + added[:, :, 0]  # an op returns no argument
     pairs = chunks // 2 * 2
     (first_map, second_map), (first, second) = ((t[:, :, :pairs:2], t[:, :, 1:pairs:2]) for t in (maps, added))
     entering, final = _joined_in_pairs(act, state, act(second_map, first_map), act(second_map, first) + second)
@@ -177,7 +204,7 @@ def _joined_in_pairs(
     return entering, act(maps[:, :, -1], final) + added[:, :, -1]
 
 
-# The kernels are custom ops: one operation to a compiler. They are differentiated by `_Carry`.
+# One operation to a compiler each, the kernels and the loop over chunks. `_Carry` differentiates them.
 
 
 @torch.library.custom_op(
@@ -185,13 +212,16 @@ def _joined_in_pairs(
     mutates_args=(),
     schema="(Tensor state, Tensor decay, Tensor added, bool backwards) -> (Tensor, Tensor)",
 )
-def _decayed_kernel(state: Tensor, decay: Tensor, added: Tensor, backwards: bool) -> tuple[Tensor, Tensor]:
-    from zoo.ops import carry_triton
+def _decayed(state: Tensor, decay: Tensor, added: Tensor, backwards: bool) -> tuple[Tensor, Tensor]:
+    if kernels_suffice(state):
+        from zoo.ops import carry_triton
 
-    return carry_triton.decayed_states(state, decay, added, backwards)
+        return carry_triton.decayed_states(state, decay, added, backwards)
+    entering, final, _ = _run(state, decay, added, None, None, None, None, backwards)
+    return entering.contiguous(), final.contiguous()
 
 
-@_decayed_kernel.register_fake
+@_decayed.register_fake
 def _(state: Tensor, decay: Tensor, added: Tensor, backwards: bool) -> tuple[Tensor, Tensor]:
     return added.new_empty(added.shape), state.new_empty(state.shape)
 
@@ -199,32 +229,18 @@ def _(state: Tensor, decay: Tensor, added: Tensor, backwards: bool) -> tuple[Ten
 @torch.library.custom_op(
     "zoo::erased_states",
     mutates_args=(),
-    schema="(Tensor state, Tensor decay, Tensor? added, Tensor keys, Tensor sought, Tensor values, bool backwards)"
-    " -> (Tensor, Tensor, Tensor)",
+    schema="(Tensor state, Tensor decay, Tensor? added, Tensor keys, Tensor sought, Tensor values, Tensor? across,"
+    " bool backwards) -> (Tensor, Tensor, Tensor)",
 )
-def _erased_kernel(
-    state: Tensor,
-    decay: Tensor,
-    added: Tensor | None,
-    keys: Tensor,
-    sought: Tensor,
-    values: Tensor,
-    backwards: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    from zoo.ops import carry_triton
+def _erased(*given: Any) -> tuple[Tensor, ...]:
+    if kernels_suffice(given[0]):
+        from zoo.ops import carry_triton
 
-    return carry_triton.erased_states(state, decay, added, keys, sought, values, backwards)
+        return carry_triton.erased_states(*given)
+    return tuple(t.contiguous() for t in _run(*given) if t is not None)
 
 
-@_erased_kernel.register_fake
-def _(
-    state: Tensor,
-    decay: Tensor,
-    added: Tensor | None,
-    keys: Tensor,
-    sought: Tensor,
-    values: Tensor,
-    backwards: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+@_erased.register_fake
+def _(state: Tensor, decay: Tensor, added: Any, keys: Tensor, sought: Tensor, values: Tensor, *_: Any) -> Any:
     entering = state.new_empty(*state.shape[:2], keys.shape[2], *state.shape[2:])
     return entering, state.new_empty(state.shape), values.new_empty(values.shape)

@@ -2,11 +2,14 @@
 
     decayed    S_{c+1} = decay_c S_c + added_c                               number by number, real or complex
     erased     S_{c+1} = decay_c S_c + added_c + keys_c written_c            written_c = values_c - sought_c S_c
+               and across_c P S_c, with P the swap of the upper and lower half of the rows
 
 In `erased` a program has one head of one row and a block of value channels, which share nothing. It reads the entering
 state again in tiles of keys, from where it has written it a moment before and where the processor's cache holds it:
-so any number of keys fits. All products are in full float32. Inputs are read by their strides. `backwards`: last chunk
-first, and keys and sought with the opposite sign. Under TRITON_INTERPRET=1 the same code runs on the CPU.
+so any number of keys fits. Products are in full float32, or in tf32 where torch's switch allows it. If keys and sought
+are narrower, the other operands are rounded to their type; sums and states are float32. Inputs are read by their
+strides. `backwards`: last chunk first, and keys and sought with the opposite sign. Under TRITON_INTERPRET=1 the same
+code runs on the CPU.
 """
 
 from __future__ import annotations
@@ -70,14 +73,16 @@ def _decayed(
 @triton.jit
 @no_type_check
 def _erased(
-    state_ptr, decay_ptr, added_ptr, keys_ptr, sought_ptr, values_ptr, entering_ptr, final_ptr, written_ptr,
+    state_ptr, decay_ptr, across_ptr, added_ptr, keys_ptr, sought_ptr, values_ptr, entering_ptr, final_ptr, written_ptr,
     heads, chunks, size, d_key, d_value,
     decay_row, decay_head, decay_chunk, decay_key,
+    across_row, across_head, across_chunk, across_key,
     added_row, added_head, added_chunk, added_key, added_value,
     keys_row, keys_head, keys_chunk, keys_key, keys_size,
     sought_row, sought_head, sought_chunk, sought_size, sought_key,
     values_row, values_head, values_chunk, values_size, values_value,
-    BACKWARDS: tl.constexpr, ADDED: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    BACKWARDS: tl.constexpr, ADDED: tl.constexpr, ACROSS: tl.constexpr, PRECISION: tl.constexpr,
+    SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(d_value, VALUES)
     sequence = (tl.program_id(0) // blocks).to(tl.int64)
@@ -85,6 +90,7 @@ def _erased(
     v = (tl.program_id(0) % blocks) * VALUES + tl.arange(0, VALUES)[None, :]
     r, k = tl.arange(0, SIZE), tl.arange(0, KEYS)
     decay_ptr += row * decay_row + head * decay_head
+    across_ptr += row * across_row + head * across_head
     keys_ptr += row * keys_row + head * keys_head
     sought_ptr += row * sought_row + head * sought_head
     values_ptr += row * values_row + head * values_head + v * values_value
@@ -118,7 +124,7 @@ def _erased(
             s = tl.load(now_ptr + at[:, None] * d_value, mask=inside, other=0.0)
             from_sought = sought_ptr + chunk * sought_chunk + r[:, None] * sought_size + at[None, :] * sought_key
             sought = tl.load(from_sought, mask=(r[:, None] < size) & (at[None, :] < d_key), other=0.0)
-            found = tl.dot(sought, s, input_precision="ieee")
+            found = tl.dot(sought, s.to(sought.dtype), input_precision=PRECISION)
             if BACKWARDS:
                 written += found
             else:
@@ -131,11 +137,16 @@ def _erased(
             a = tl.load(decay_ptr + chunk * decay_chunk + at[:, None] * decay_key, mask=at[:, None] < d_key, other=0.0)
             from_keys = keys_ptr + chunk * keys_chunk + at[:, None] * keys_key + r[None, :] * keys_size
             keys = tl.load(from_keys, mask=(r[None, :] < size) & (at[:, None] < d_key), other=0.0)
-            change = tl.dot(keys, written, input_precision="ieee")
+            change = tl.dot(keys, written.to(keys.dtype), input_precision=PRECISION)
             if BACKWARDS:
                 s = a * s - change
             else:
                 s = a * s + change
+            if ACROSS:
+                other = (at + d_key // 2) % d_key
+                from_across = across_ptr + chunk * across_chunk + at[:, None] * across_key
+                a = tl.load(from_across, mask=at[:, None] < d_key, other=0.0)
+                s += a * tl.load(now_ptr + other[:, None] * d_value, mask=inside, other=0.0)
             if ADDED:
                 s += tl.load(added_ptr + chunk * added_chunk + at[:, None] * added_key, mask=inside, other=0.0)
             tl.store(next_ptr + at[:, None] * d_value, s, mask=inside)
@@ -164,6 +175,7 @@ def erased_states(
     keys: Tensor,
     sought: Tensor,
     values: Tensor,
+    across: Tensor | None,
     backwards: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the state that enters each chunk, the one after the last, and what each chunk writes."""
@@ -172,12 +184,15 @@ def erased_states(
     entering, final = state.new_empty(batch, heads, chunks, d_key, d_value), torch.empty_like(state)
     written = state.new_empty(values.shape)
     decay = decay.expand(-1, -1, -1, d_key, 1)
-    strides = [*decay.stride()[:4], *(5 * (0,) if added is None else added.stride())]
+    strides = [*decay.stride()[:4], *(4 * (0,) if across is None else across.stride()[:4])]
+    strides += [*(5 * (0,) if added is None else added.stride())]
     strides += [stride for t in (keys, sought, values) for stride in t.stride()]
-    inputs = (state, decay, state if added is None else added, keys, sought, values)
+    optional = (state if t is None else t for t in (across, added))
+    inputs = (state, decay, *optional, keys, sought, values)
     grid = (batch * heads * triton.cdiv(d_value, VALUES),)
     tiles = {"SIZE": max(16, triton.next_power_of_2(size)), "KEYS": KEYS, "VALUES": VALUES}
-    tiles |= {"BACKWARDS": backwards, "ADDED": added is not None}
+    tiles |= {"BACKWARDS": backwards, "ADDED": added is not None, "ACROSS": across is not None}
+    tiles |= {"PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"}
     _launch(_erased, grid, *inputs, entering, final, written, heads, chunks, size, d_key, d_value, *strides, **tiles)
     return entering, final, written
 

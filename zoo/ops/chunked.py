@@ -40,7 +40,7 @@ def chunk_decays(
     if widest(step.device) == step.dtype:
         until_end = F.pad(step[..., 1:], (0, 1)).flip(-1).cumsum(-1).flip(-1)
         return segment_sums(step).exp(), step.cumsum(-1).exp(), until_end.exp()
-    total = _running_sum(step)
+    total = running_sum(step)
     until_end = (total[..., -1:] - total).to(step.dtype)
     return _differences(total, step.dtype).exp(), total.to(step.dtype).exp(), until_end.exp()
 
@@ -53,14 +53,14 @@ def segment_sums(t: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size 
     anyway. Without a wider type (float64 itself, Apple's GPUs) each sum is added up by itself.
     """
     if widest(t.device) != t.dtype:
-        return _differences(_running_sum(t), t.dtype)
+        return _differences(running_sum(t), t.dtype)
     size = t.shape[-1]
     strictly_upper = torch.ones(size, size, dtype=torch.bool, device=t.device).triu(1)
     sums = t.unsqueeze(-1).expand(*t.shape, size).masked_fill(~strictly_upper.mT, 0.0).cumsum(-2)
     return sums.masked_fill(strictly_upper, float("-inf"))
 
 
-def _running_sum(t: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
+def running_sum(t: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
     """Return the sum up to each entry in the widest type, in which differences of two sums keep float32's digits."""
     return t.clamp(min=_CLEARED).to(widest(t.device)).cumsum(-1)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from zoo.cores import core
 from zoo.ops.carry import decayed_states, erased_states
 from zoo.ops.chunked import chunk_decays, halvable, into_chunks
-from zoo.ops.precision import Product, as_type, chunk_product, full_precision
+from zoo.ops.precision import Product, as_type, chunk_product, full_precision, rounded_type
 from zoo.ops.transforms import loops_suffice, whole_in_export
 
 CHUNK = 32  # a power of two
@@ -55,8 +55,8 @@ def dplr(
             column for all of them; None for no decay.
         p, r: what is erased, and where it is looked up; None, both of them, for no erasure. Where p is the tensor k
             itself, erasing and writing share their matrix products.
-        state: S before the first position; its dtype is the one computed in. Under autocast operands of the products
-            inside chunks are rounded to its type (`chunk_product`); solves and the state between chunks are not.
+        state: S before the first position; its dtype is the one computed in. Under autocast operands of products are
+            rounded to its type (`chunk_product`); solves, sums and the state between chunks are not.
 
     Returns:
         Outputs, and S after the last position.
@@ -70,7 +70,7 @@ def dplr(
     if seq_len == 1:
         decay = None if log_decay is None else as_type(state.dtype, log_decay).exp().mT
         return dplr_step(q, k, v, decay, p, r, state)
-    size, product = halvable(seq_len, CHUNK), chunk_product(state)
+    size, product, rounded = halvable(seq_len, CHUNK), chunk_product(state), rounded_type(state)
     reads, writes = ((q,), (k,)) if p is None or r is None else ((q, r), (k,) if p is k else (k, p))
     with full_precision(q.device):
         # Contiguous: each batched product would copy a strided tensor, and keep its copy for the gradient.
@@ -92,7 +92,7 @@ def dplr(
                 alone, from_state = _solved(scores[1][1], product(scores[1][0].tril(-1), v), reads[1])
                 alone = torch.cat((v, -alone), dim=3)
                 from_state = torch.cat((torch.zeros_like(from_state), from_state), dim=3)
-            entering, written, final = erased_states(state, over_chunk, keys, from_state, alone)
+            entering, written, final = erased_states(state, over_chunk, keys, from_state, alone, rounded=rounded)
         y = product(_joined(scores[0], 4), written) + product(reads[0], entering)
     return y.flatten(2, 3)[:, :, :seq_len], final
 

@@ -31,6 +31,37 @@ def route(
     return probability, coefficient(weight), coefficient(choice)
 
 
+def route_by_sigmoid(
+    logits: Float[Tensor, "*batch n_experts"],
+    preference: Float[Tensor, " n_experts"],
+    top_k: int,
+    normalize: bool = False,
+    n_groups: int = 1,
+    top_groups: int = 1,
+    scale: float = 1.0,
+) -> tuple[Float[Tensor, "*batch n_experts"], Float[Tensor, "*batch top_k"], Int[Tensor, "*batch top_k"]]:
+    """`route` by s = sigmoid(logits), each expert by itself (DeepSeek-V3 2412.19437, eqs. 12 to 16).
+
+    Chosen are the largest s + preference within the top_groups of n_groups groups of neighbours whose two best sums of
+    these are largest; the weights are scale times s, and do not see the preference.
+
+    Returns:
+        s divided by its sum, in at least float32; weights and choices, the most preferred first.
+    """
+    score = torch.sigmoid(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+    preferred = score + preference
+    if top_groups < n_groups:
+        grouped = preferred.unflatten(-1, (n_groups, -1))
+        best = grouped.topk(2, dim=-1).values.sum(-1)
+        left_out = torch.ones_like(best, dtype=torch.bool).scatter(-1, best.topk(top_groups, dim=-1).indices, False)
+        preferred = grouped.masked_fill(left_out.unsqueeze(-1), float("-inf")).flatten(-2)
+    choice = preferred.topk(top_k, dim=-1).indices
+    weight = score.gather(-1, choice)
+    if normalize:
+        weight = weight / weight.sum(-1, keepdim=True)
+    return score / score.sum(-1, keepdim=True), coefficient(scale * weight), coefficient(choice)
+
+
 class Load(NamedTuple):
     """How much work a router gives each expert, as sums over positions: loads of parts of a batch add up."""
 

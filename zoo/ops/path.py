@@ -13,7 +13,7 @@ from torch import Tensor
 from zoo.cores import core
 from zoo.ops.attention import attend_by, forgetting_bias, forgotten_since, query_blocks, recomputed
 from zoo.ops.precision import Product, chunk_product, full_precision
-from zoo.ops.transforms import on_cpu, whole_in_export
+from zoo.ops.transforms import compiling, on_cpu, whole_in_export
 
 CHUNK, _MOST_CHUNKS = 64, 16
 
@@ -58,13 +58,14 @@ def path_attend(
     with full_precision(q.device):
         q, k, w, beta = (t.to(cache.dtype) for t in (q, k, w, beta))
         ends = _block_ends(k, w, beta, len(blocks) - 1, blocks[0][1])
-        for n, (first, last) in enumerate(blocks):
+        for n, (first, last) in reversed([*enumerate(blocks)]):  # smaller ones then fit where larger ones were
             given = [t[:, :, first:last] for t in (q, k, w, beta)]
             given += [v[:, :, : past + last], None if log_forget is None else log_forget[:, :, :last], forgotten]
             given += [cache, *(t[:, :n] for t in ends)]
-            y, after = recomputed(block, *given) if n else block(*given)
+            y, moved = recomputed(block, *given) if n else block(*given)
             outputs.append(y)
-    return torch.cat(outputs, dim=2), after
+            after = moved if last == q.shape[2] else after
+    return torch.cat(outputs[::-1], dim=2), after
 
 
 def _block(
@@ -148,7 +149,8 @@ def path_logits(
     with full_precision(q.device):
         q, k, w, beta = (t.to(cache.dtype) for t in (q, k, w, beta))
         q = q.unflatten(1, (k.shape[1], q.shape[1] // k.shape[1]))
-        logits, after = (_one_by_one if on_cpu(k) else _in_pairs)(product, q, k, w, beta, cache)
+        chunks = _one_by_one if on_cpu(k) and not compiling() else _in_pairs
+        logits, after = chunks(product, q, k, w, beta, cache)
     return logits.flatten(1, 2), after
 
 

@@ -51,10 +51,18 @@ def chunk_product(state: Tensor) -> Product:
     it is torch.matmul: ieee, or what `torch.set_float32_matmul_precision` allows. On the CPU products of rounded
     operands are computed in float32, which gives the numbers of a GPU, not its speed.
     """
+    return product_of(rounded_type(state))
+
+
+def rounded_type(state: Tensor) -> DType:
+    """Return the type to which `chunk_product` rounds its operands; None if it does not."""
     kind = linear_dtype(state)
-    return (
-        torch.matmul if torch.float64 in (state.dtype, kind) or kind == state.dtype else partial(_Rounded.apply, kind)
-    )
+    return None if torch.float64 in (state.dtype, kind) or kind == state.dtype else kind
+
+
+def product_of(kind: DType) -> Product:
+    """Return the matrix product of operands rounded to `kind`."""
+    return torch.matmul if kind is None else partial(_Rounded.apply, kind)
 
 
 class _Rounded(torch.autograd.Function):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from zoo.coefficient import active, coefficient
 from zoo.ops.activation import tanh
+from zoo.ops.chunked import halvable, into_chunks
 from zoo.ops.precision import full_precision, linear_dtype
 from zoo.ops.time import state_after
-from zoo.ops.transforms import followed, on_cpu, transformed, whole_in_export
+from zoo.ops.transforms import compiling, followed, on_cpu, one_operation, transformed, whole_in_export
 
 CHUNK = 32  # of `linear_rnn`
 
@@ -40,9 +41,11 @@ def lstm(
     valid: Bool[Tensor, "batch seq"] | None = None,
 ) -> tuple[Float[Tensor, "batch seq d_inner"], Float[Tensor, "batch d_inner"], Float[Tensor, "batch d_inner"]]:
     """`lstm_scan` of in_weight x + bias; torch's fused kernel where that is enough."""
-    if fused_suffices("lstm", x, valid):
-        y, h, c = fused_recurrence("lstm", x, in_weight, recurrent, bias, h, c)
-        return y, h, c
+    if fused_suffices("lstm", x):
+        if valid is not None:
+            x, in_weight = _with_shut_gates(x, in_weight, valid)
+        y, last, c = fused_recurrence("lstm", x, in_weight, recurrent, bias, h, c)
+        return y, _last(h, y, last, valid), c
     return lstm_scan(F.linear(x, in_weight) + bias, recurrent, h, c, valid)
 
 
@@ -99,10 +102,10 @@ def gru(
     valid: Bool[Tensor, "batch seq"] | None = None,
 ) -> tuple[Float[Tensor, "batch seq d_inner"], Float[Tensor, "batch d_inner"]]:
     """`gru_scan` of in_weight x + bias; torch's fused kernel where that is enough."""
-    if fused_suffices("gru", x, valid):
+    if fused_suffices("gru", x):
         padded = F.pad(recurrent_bias, (2 * len(recurrent_bias), 0))
-        y, h = fused_recurrence("gru", x, in_weight, recurrent, bias, h, recurrent_bias=padded)
-        return y, h
+        y, last = fused_recurrence("gru", x, in_weight, recurrent, bias, h, recurrent_bias=padded)
+        return y, _last(h, y, last, valid)
     return gru_scan(F.linear(x, in_weight) + bias, recurrent, recurrent_bias, h, valid)
 
 
@@ -153,9 +156,9 @@ def rnn(
     valid: Bool[Tensor, "batch seq"] | None = None,
 ) -> tuple[Float[Tensor, "batch seq d_inner"], Float[Tensor, "batch d_inner"]]:
     """`rnn_scan` of in_weight x + bias; torch's fused kernel where that is enough."""
-    if fused_suffices("rnn_tanh", x, valid):
-        y, h = fused_recurrence("rnn_tanh", x, in_weight, recurrent, bias, h)
-        return y, h
+    if fused_suffices("rnn_tanh", x):
+        y, last = fused_recurrence("rnn_tanh", x, in_weight, recurrent, bias, h)
+        return y, _last(h, y, last, valid)
     return rnn_scan(F.linear(x, in_weight) + bias, recurrent, h, valid)
 
 
@@ -194,7 +197,8 @@ def linear_rnn(
 
     After step k of the doubling, position t holds the sum of R^s u_{t-s} over s < 2^k, so a chunk takes log2(CHUNK)
     products with the powers R^(2^k). The carry enters as part of the chunk's first input. All of it is computed in the
-    type of the state, under autocast too: the error of the sum has no bound.
+    type of the state, under autocast too: the error of the sum has no bound. Off the CPU all chunks are computed at
+    once (`_in_levels`).
 
     Args:
         u: input part, bias included.
@@ -207,34 +211,70 @@ def linear_rnn(
     """
     with full_precision(u.device):
         u, recurrent = u.to(h.dtype), recurrent.to(h.dtype)
-        powers, span = [recurrent], 2
-        while span < min(CHUNK, u.shape[1]):
-            powers.append(powers[-1] @ powers[-1])
-            span *= 2
-        before, states = h, []
-        for chunk in u.split(CHUNK, dim=1):
-            first = chunk[:, :1] + F.linear(before, recurrent).unsqueeze(1)
-            held = torch.cat((first, chunk[:, 1:]), dim=1)
-            for k, power in enumerate(powers):
-                shifted = F.pad(held, (0, 0, 2**k, 0))[:, : held.shape[1]]
-                held = held + F.linear(shifted, power)
-            before = held[:, -1]
-            states.append(held)
-        states = torch.cat(states, dim=1)
+        states = (_chunk_by_chunk if on_cpu(u) and not followed() else _in_levels)(u, recurrent, h)
     return states, state_after(h, states, lengths)
 
 
-def fused_suffices(kernel: Kernel, x: Tensor, valid: Bool[Tensor, "batch seq"] | None) -> bool:
-    """Return whether nothing needs the loop: no coefficient is asked for, no row stops early, no transform is at work.
+def _chunk_by_chunk(u: Tensor, recurrent: Tensor, h: Tensor) -> Tensor:
+    powers, span = [recurrent], 2
+    while span < min(CHUNK, u.shape[1]):
+        powers.append(powers[-1] @ powers[-1])
+        span *= 2
+    states = []
+    for chunk in u.split(CHUNK, dim=1):
+        first = chunk[:, :1] + F.linear(h, recurrent).unsqueeze(1)
+        held = torch.cat((first, chunk[:, 1:]), dim=1)
+        for k, power in enumerate(powers):
+            shifted = F.pad(held, (0, 0, 2**k, 0))[:, : held.shape[1]]
+            held = held + F.linear(shifted, power)
+        h = held[:, -1]
+        states.append(held)
+    return torch.cat(states, dim=1)
 
-    And the kernel exists: below float32 not every CPU has it. On the CPU a compiler gets the loop.
+
+def _in_levels(u: Tensor, recurrent: Tensor, h: Tensor) -> Tensor:
+    """Compute chunks from an empty state; the states after chunks are a linear RNN too, with the matrix R^CHUNK.
+
+    The number of operations grows with log2 of the length.
     """
-    if active() or transformed() or valid is not None or len(x) == 0:
+    seq_len, size, span = u.shape[1], halvable(u.shape[1], CHUNK), 1
+    held, power, powers = into_chunks(u.unsqueeze(1), size).squeeze(1), recurrent, recurrent
+    while span < size:
+        held = held + F.linear(F.pad(held, (0, 0, span, -span)), power)
+        powers = torch.cat((powers, powers @ power))  # R, R^2, ..., one below the other
+        power, span = powers[-len(power) :], 2 * span
+    entering = h.unsqueeze(1)
+    if held.shape[1] > 1:
+        after = _in_levels(held[:, :-1, -1], power, h)
+        entering = torch.cat((entering, after), dim=1)
+    held = held + F.linear(entering, powers).unflatten(2, (size, h.shape[1]))
+    return held.flatten(1, 2)[:, :seq_len]
+
+
+def _with_shut_gates(x: Tensor, in_weight: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Give an LSTM one more channel that is not zero outside `valid`, and keeps c there: i is 0 and f is 1, exactly."""
+    gate = in_weight.new_full((len(in_weight) // 4, 1), 1e4)
+    shut = torch.cat((-gate, gate, torch.zeros_like(gate), torch.zeros_like(gate)))
+    outside = (~valid).unsqueeze(2).to(x.dtype)
+    return torch.cat((x, outside), dim=2), torch.cat((in_weight, shut), dim=1)
+
+
+def _last(h: Tensor, y: Tensor, last: Tensor, valid: Tensor | None) -> Tensor:
+    """Return h after the valid positions of each row; `last` if all are."""
+    return last if valid is None else state_after(h.to(y.dtype), y, valid.sum(1))
+
+
+def fused_suffices(kernel: Kernel, x: Tensor) -> bool:
+    """Return whether nothing needs the loop: no coefficient is asked for, and no transform is at work.
+
+    And the kernel exists: below float32 not every CPU has it, so that a compiler gets the loop there.
+    """
+    if active() or transformed() or len(x) == 0:
         return False
     if not on_cpu(x):
         return True
     kind = linear_dtype(x)
-    return not followed() and (kind.itemsize >= torch.float32.itemsize or _exists_on_cpu(kernel, x.dtype, kind))
+    return kind.itemsize >= torch.float32.itemsize or (not compiling() and _exists_on_cpu(kernel, x.dtype, kind))
 
 
 @cache
@@ -282,7 +322,7 @@ def fused_recurrence(
     """
     given = [x, in_weight, recurrent, bias, torch.zeros_like(bias) if recurrent_bias is None else recurrent_bias]
     given += [t.to(x.dtype) for t in state]
-    y, *after = _in_one(kernel, given) if x.is_meta or followed() else _by_torch(kernel, given)
+    y, *after = (_fused_recurrence if x.is_meta or compiling() else _by_torch)(kernel, given)
     return y, *after
 
 
@@ -301,47 +341,13 @@ def _by_torch(kernel: Kernel, given: list[Tensor]) -> list[Tensor]:
     return [y, *(t.squeeze(0) for t in after)]
 
 
-# To a compiler, and on meta tensors, the kernel is one custom op: torch would unroll it over positions. Its backward
-# pass runs forward once more.
-
-
-@torch.library.custom_op("zoo::fused_recurrence", mutates_args=(), schema="(str kernel, Tensor[] given) -> Tensor[]")
-def _in_one(kernel: Kernel, given: list[Tensor]) -> list[Tensor]:
-    y, *after = _by_torch(kernel, given)
-    return [y, *(t.clone() for t in after)]  # an op's results share no memory
-
-
-@_in_one.register_fake
-def _(kernel: Kernel, given: list[Tensor]) -> list[Tensor]:
-    x, state = given[0], given[5:]
-    return [x.new_empty(*x.shape[:2], state[0].shape[1]), *(t.new_empty(t.shape) for t in state)]
-
-
-@torch.library.custom_op(
-    "zoo::fused_recurrence_backward",
-    mutates_args=(),
-    schema="(str kernel, Tensor[] grads, Tensor[] given) -> Tensor[]",
+@one_operation(
+    "(str kernel, Tensor[] given) -> Tensor[]",
+    lambda kernel, given: [
+        given[0].new_empty(*given[0].shape[:2], given[5].shape[1]),
+        *(t.new_empty(t.shape) for t in given[5:]),
+    ],
 )
-def _in_one_backward(kernel: Kernel, grads: list[Tensor], given: list[Tensor]) -> list[Tensor]:
-    # Inside a custom op torch does not record operations unless it is told to.
-    recorded = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)  # pyright: ignore[reportAttributeAccessIssue]
-    with torch.enable_grad(), recorded:
-        leaves = [t.detach().requires_grad_() for t in given]
-        return list(torch.autograd.grad(_by_torch(kernel, leaves), leaves, grads))
-
-
-@_in_one_backward.register_fake
-def _(kernel: Kernel, grads: list[Tensor], given: list[Tensor]) -> list[Tensor]:
-    return [t.new_empty(t.shape) for t in given]
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    ctx.kernel, given = inputs
-    ctx.save_for_backward(*given)
-
-
-def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple[None, list[Tensor]]:
-    return None, _in_one_backward(ctx.kernel, grads, list(ctx.saved_tensors))
-
-
-_in_one.register_autograd(_differentiate, setup_context=_keep)
+def _fused_recurrence(kernel: Kernel, given: list[Tensor]) -> list[Tensor]:
+    y, *after = _by_torch(kernel, given)
+    return [y, *(t.clone() for t in after)]

@@ -12,6 +12,7 @@ from torch import Tensor
 from zoo.cores import core
 from zoo.ops.dplr import dplr
 from zoo.ops.time import without_padding
+from zoo.ops.transforms import whole_in_export
 
 
 def retention_rates(
@@ -45,6 +46,38 @@ def retention(
     log_decay = -rates.to(state.dtype).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
     k, log_decay = without_padding(lengths, k, log_decay)
     return dplr(q, k, v, log_decay, None, None, state)
+
+
+@core("v", "batch head seq value")
+@whole_in_export(
+    "(Tensor r, Tensor k, Tensor v, Tensor log_decay, Tensor bonus, Tensor state) -> (Tensor, Tensor)",
+    lambda r, k, v, log_decay, bonus, state: (state.new_empty(v.shape), state.new_empty(state.shape)),
+)
+def retention_with_bonus(
+    r: Float[Tensor, "batch heads seq d_key"],
+    k: Float[Tensor, "batch heads seq d_key"],
+    v: Float[Tensor, "batch heads seq d_value"],
+    log_decay: Float[Tensor, "batch heads seq d_key"],
+    bonus: Float[Tensor, "batch heads seq 1"],
+    state: Float[Tensor, "batch heads d_key d_value"],
+) -> tuple[Float[Tensor, "batch heads seq d_value"], Float[Tensor, "batch heads d_key d_value"]]:
+    """S_t = diag(exp(log_decay_t)) S_{t-1} + k_t v_t^T, y_t = S_{t-1}^T r_t + bonus_t v_t (Peng et al. 2404.05892).
+
+    S_{t-1} is read by the next position's query, so that no decay has to be undone.
+
+    Args:
+        r, k, v: queries, keys and values.
+        log_decay: logarithms of the decays, at most zero.
+        bonus: weight of each position's own value.
+        state: S before the first position; its dtype is the one computed in.
+
+    Returns:
+        Outputs, and S after the last position.
+    """
+    r = r.to(state.dtype)
+    first = r[:, :, :1] @ state
+    later, final = dplr(F.pad(r[:, :, 1:], (0, 0, 0, 1)), k, v, log_decay, None, None, state)
+    return torch.cat((first, later[:, :, :-1]), dim=2) + bonus * v, final
 
 
 def bounded_decay(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 from zoo.ops.carry import decayed_states
 from zoo.ops.chunked import chunk_decays, halvable, into_chunks
 from zoo.ops.precision import full_precision
-from zoo.ops.transforms import readable, whole_in_export
+from zoo.ops.transforms import kernels_suffice, readable, whole_in_export
 
 CHUNK = 32
 
@@ -57,24 +59,89 @@ def ridge_queries(
         between, since_start, until_end = chunk_decays(log_decay)
         written = (k * (strength * until_end).unsqueeze(4)).mT @ k
         entering, final = decayed_states(state, since_start[..., -1:].unsqueeze(4), written)
-        between, since_start = between * strength.unsqueeze(3), since_start.unsqueeze(4)
-        ridge = ridge.to(kind).view(-1, 1, 1, k.shape[4])
-        x, residual, direction = torch.zeros_like(q), q, q
-        square = _square(q)
-        # Below it the residual is roundoff: the denominators keep it from being divided by itself.
-        floor = square.detach() * torch.finfo(kind).eps ** 2 + torch.finfo(kind).tiny
-        settles = readable(q) and not torch._C._get_tracing_state()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-        for _ in range(min(cg_steps, 2 * k.shape[4])):
-            if settles and not (square > floor).any():
-                break
-            carried = torch.addcmul(ridge * direction, since_start, direction @ entering)
-            image = carried + (direction @ k.mT * between) @ k
-            length = square / ((direction * image).sum(-1, keepdim=True) + floor)
-            x = torch.addcmul(x, length, direction)
-            residual = torch.addcmul(residual, length, image, value=-1)
-            before, square = square, _square(residual)
-            direction = torch.addcmul(residual, square / (before + floor), direction)
+        given = q, k, between * strength.unsqueeze(3), since_start, entering, ridge.to(kind)
+        steps = min(cg_steps, 2 * k.shape[4])
+        x = _Kernel.apply(*(t.contiguous() for t in given), steps) if kernels_suffice(q) else _loop(*given, steps)
     return x.flatten(2, 3)[:, :, :seq_len], final
+
+
+def _loop(
+    q: Tensor, k: Tensor, weights: Tensor, since_start: Tensor, entering: Tensor, ridge: Tensor, steps: int
+) -> Tensor:
+    """Solve for the queries of each chunk, (batch, heads, chunks, size, d_key), at once.
+
+    The operator is diag(ridge) + since_start entering + sum_j weights_ij k_j k_j^T.
+    """
+    ridge, since_start = ridge.view(-1, 1, 1, k.shape[4]), since_start.unsqueeze(4)
+    x, residual, direction = torch.zeros_like(q), q, q
+    square = _square(q)
+    # Below it the residual is roundoff: the denominators keep it from being divided by itself.
+    floor = square.detach() * torch.finfo(q.dtype).eps ** 2 + torch.finfo(q.dtype).tiny
+    settles = readable(q) and not torch._C._get_tracing_state()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    for _ in range(steps):
+        if settles and not (square > floor).any():
+            break
+        carried = torch.addcmul(ridge * direction, since_start, direction @ entering)
+        image = carried + (direction @ k.mT * weights) @ k
+        length = square / ((direction * image).sum(-1, keepdim=True) + floor)
+        x = torch.addcmul(x, length, direction)
+        residual = torch.addcmul(residual, length, image, value=-1)
+        before, square = square, _square(residual)
+        direction = torch.addcmul(residual, square / (before + floor), direction)
+    return x
+
+
+class _Kernel(torch.autograd.Function):
+    """`_loop` as Triton compiles it."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        *tensors, ctx.steps = given
+        ctx.save_for_backward(*tensors)
+        return _solved(*given)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        given = [*ctx.saved_tensors, ctx.steps]
+        if torch.is_grad_enabled():  # to be differentiated again, which the loop's gradients can be
+            wanted = [t for t, asked in zip(given, ctx.needs_input_grad, strict=True) if asked]
+            found = iter(torch.autograd.grad(_loop(*given), wanted, grads, create_graph=True))
+            return tuple(next(found) if asked else None for asked in ctx.needs_input_grad)
+        *of_others, of_ridge = _solved_backward(grads[0].contiguous(), *given)
+        return *of_others, of_ridge.sum((0, 2)), None
+
+
+# The kernels are custom ops: one operation to a compiler.
+
+_GIVEN = "Tensor q, Tensor k, Tensor weights, Tensor since_start, Tensor entering, Tensor ridge, int steps"
+
+
+@torch.library.custom_op("zoo::conjugate_gradients", mutates_args=(), schema=f"({_GIVEN}) -> Tensor")
+def _solved(*given: Any) -> Tensor:
+    from zoo.ops import ridge_triton
+
+    return ridge_triton.forward(*given)
+
+
+@_solved.register_fake
+def _(*given: Any) -> Tensor:
+    return torch.empty_like(given[0])
+
+
+@torch.library.custom_op(
+    "zoo::conjugate_gradients_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad, {_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _solved_backward(*given: Any) -> tuple[Tensor, ...]:
+    from zoo.ops import ridge_triton
+
+    return ridge_triton.backward(*given)
+
+
+@_solved_backward.register_fake
+def _(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    return *(torch.empty_like(t) for t in given[:5]), torch.empty_like(given[1][:, :, :, 0])
 
 
 def _square(t: Tensor) -> Tensor:

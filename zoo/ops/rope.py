@@ -50,11 +50,12 @@ def rotate(
     half = t.shape[-1] // 2
     wide = torch.promote_types(t.dtype, torch.float32)
     frequency = frequencies(2 * half, base, scaling, total, wide, t.device).unsqueeze(1)
-    angle = positions.to(wide).unsqueeze(-1) * frequency
+    angle = positions.unsqueeze(-1) * frequency
     size = gain(scaling)
-    cos, sin = ((size * turn).to(t.dtype).unsqueeze(1) for turn in (angle.cos(), angle.sin()))
+    turns = (turn if size == 1 else size * turn for turn in (angle.cos(), angle.sin()))
+    cos, sin = (turn.to(t.dtype).unsqueeze(1) for turn in turns)
     a, b = t[..., :half], t[..., half:]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    return torch.cat((torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)), dim=-1)
 
 
 def require_turned(d_rope: int, d_head: int, base: float) -> None:
@@ -74,7 +75,7 @@ def frequencies(
     device: torch.device | str | None = None,
 ) -> Float[Tensor, "rows half"]:
     """Return radians per position of each pair of channels; a row for each sequence if they depend on its length."""
-    exponent = -torch.arange(d_head // 2, device=device, dtype=dtype) / (d_head // 2)
+    exponent = torch.arange(d_head // 2, device=device, dtype=dtype) / -(d_head // 2)
     plain = (base**exponent).unsqueeze(0)
     if scaling is None:
         return plain

@@ -35,7 +35,7 @@ def sliding_attend(
         q: queries of the chunk.
         k, v: the window - 1 = slots - seq slots before the chunk, right-aligned per row, then the chunk's. Heads of q
             share them in groups (Ainslie et al. 2305.13245).
-        held: how many of the slots before the chunk each row really holds.
+        held: how many of the slots before the chunk each row really holds; more count as all of them.
         slopes: slopes of ALiBi (Press et al. 2108.12409); default none.
 
     Returns:
@@ -45,22 +45,24 @@ def sliding_attend(
     past = k.shape[2] - seq_len
     block = min(seq_len, max(past + 1, _SMALLEST_BLOCK))
     n_blocks = -(-seq_len // block)
-    pad = (0, 0, 0, n_blocks * block - seq_len)
-    q = F.pad(q, pad).unflatten(2, (n_blocks, block)).transpose(1, 2)
+    if missing := n_blocks * block - seq_len:  # padding by nothing would copy
+        q, k, v = (F.pad(t, (0, 0, 0, missing)) for t in (q, k, v))
+    q = q.unflatten(2, (n_blocks, block)).transpose(1, 2)
     # (batch, n_blocks, n_kv_heads, past + block, d_head): overlapping windows of the slots
     k, v = (
-        rearrange(F.pad(t, pad).unfold(2, past + block, block), "batch head block d slot -> batch block head slot d")
+        rearrange(t.unfold(2, past + block, block), "batch head block d slot -> batch block head slot d")
         for t in (k, v)
     )
 
-    query = torch.arange(block, device=q.device).unsqueeze(1)
+    query, last = (torch.arange(n, n + block, device=q.device).unsqueeze(1) for n in (0, past))
     slot = torch.arange(past + block, device=q.device)
-    lag = past + query - slot
-    first = past - held.view(-1, 1, 1, 1, 1) - block * torch.arange(n_blocks, device=q.device).view(-1, 1, 1, 1)
-    mask = (lag >= 0) & (lag <= past) & (slot >= first)  # (batch, n_blocks, 1, block, past + block)
+    first = torch.arange(past, past - n_blocks * block, -block, device=q.device).view(-1, 1, 1, 1)
+    first = torch.maximum(query, first - held.view(-1, 1, 1, 1, 1))
+    unseen = (slot < first) | (slot > last)  # (batch, n_blocks, 1, block, past + block)
+    bias = torch.zeros((), dtype=q.dtype, device=q.device)
     if slopes is not None:
-        bias = -slopes.to(q.dtype).view(-1, 1, 1) * lag
-        mask = torch.where(mask, bias, -torch.inf)
+        bias = slopes.to(q.dtype).view(-1, 1, 1) * (slot - last)
+    mask = bias.masked_fill(unseen, -torch.inf)
     grouped = bool(k.shape[2] != q.shape[2])  # torch.jit.trace compares shapes as tensors
     q, k, v, mask = (t.flatten(0, 1) for t in (q, k, v, mask))
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)

@@ -14,7 +14,7 @@ from torch import Tensor
 from zoo import coefficient as coefficients
 from zoo.coefficient import coefficient
 from zoo.ops.activation import tanh
-from zoo.ops.transforms import kernels_suffice, loops_suffice, whole_in_export
+from zoo.ops.transforms import compiling, kernels_suffice, loops_suffice, one_operation, whole_in_export
 
 Cell = tuple[Tensor, Tensor, Tensor, Tensor]
 """h, c, n and m, (batch, heads, d_head) each."""
@@ -48,14 +48,17 @@ def slstm_scan(
     return y, (h, c, n, m)
 
 
-@whole_in_export(
+_SCHEMA = (
     "(Tensor u, Tensor recurrent, Tensor h, Tensor c, Tensor n, Tensor m, Tensor? valid)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    lambda u, recurrent, *rest: (
-        u.new_empty(*u.shape[:3], u.shape[4]),
-        *(torch.empty_like(t) for t in rest[:4]),
-    ),
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
+
+
+def _like(u: Tensor, recurrent: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return u.new_empty(*u.shape[:3], u.shape[4]), *(t.new_empty(t.shape) for t in rest[:4])
+
+
+@whole_in_export(_SCHEMA, _like)
 def _cells(
     u: Tensor, recurrent: Tensor, h: Tensor, c: Tensor, n: Tensor, m: Tensor, valid: Tensor | None
 ) -> tuple[Tensor, ...]:
@@ -65,7 +68,14 @@ def _cells(
         return _Scan.apply(*given)
     if kernels_suffice(u) and not coefficients.active():
         return _Kernel.apply(*given)
+    if compiling() and not coefficients.active():
+        return _compiled_cells(*given)
     return _loop(u, recurrent, h, c, n, m, valid)
+
+
+@one_operation(_SCHEMA, _like)
+def _compiled_cells(*given: Any) -> tuple[Tensor, ...]:
+    return _cells(*given)
 
 
 def _loop(

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef  # the type that torch.library.custom_op returns, exported nowhere
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from zoo import coefficient as coefficients
 
@@ -27,6 +28,11 @@ def followed() -> bool:
     for values.
     """
     return torch.compiler.is_compiling() or transformed()
+
+
+def compiling() -> bool:
+    """Return whether a compiler is at work alone: a custom op is one operation of its graph, whatever is inside."""
+    return torch.compiler.is_compiling() and not transformed()
 
 
 def readable(t: Tensor) -> bool:
@@ -102,6 +108,70 @@ def whole_in_export(schema: str, like: Callable[..., Any]) -> Callable[[F], F]:
         return cast(F, call)
 
     return decorate
+
+
+def one_operation(schema: str, like: Callable[..., Any]) -> Callable[[Callable[..., Any]], CustomOpDef]:
+    """Make of a function one operation to a compiler, which would unroll a loop over positions, and on meta tensors.
+
+    The backward pass runs the function once more.
+
+    Args:
+        schema: schema of its arguments and results, as `torch.library` writes it. Results share no memory.
+        like: maps the arguments to empty results of the right shapes.
+    """
+
+    def decorate(function: Callable[..., Any]) -> CustomOpDef:
+        name = f"zoo::{function.__name__.lstrip('_')}"
+        op = torch.library.custom_op(name, partial(_results, function), mutates_args=(), schema=schema)
+        op.register_fake(like)
+        arguments = schema[1:].partition(" -> ")[0]
+        backward = torch.library.custom_op(
+            f"{name}_backward",
+            partial(_gradients, function),
+            mutates_args=(),
+            schema=f"(Tensor[] grads, {arguments} -> Tensor[]",
+        )
+        backward.register_fake(lambda grads, *given: [t.new_empty(t.shape) for t in _differentiable(given)])
+
+        def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            tensors, ctx.layout = tree_flatten(inputs)
+            ctx.others = [None if isinstance(t, Tensor) else t for t in tensors]
+            ctx.save_for_backward(*(t if isinstance(t, Tensor) else None for t in tensors))
+
+        def differentiate(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+            leaves = [other if t is None else t for t, other in zip(ctx.saved_tensors, ctx.others, strict=True)]
+            given = tree_unflatten(leaves, ctx.layout)
+            found = iter(backward([*tree_leaves(grads)], *given))
+            of_each = [next(found) if _has_gradient(t) else None for t in leaves]
+            return tuple(tree_unflatten(of_each, ctx.layout))
+
+        op.register_autograd(differentiate, setup_context=keep)
+        return op
+
+    return decorate
+
+
+def _results(function: Callable[..., Any], *given: Any) -> Any:
+    with torch.no_grad():
+        return tree_map(Tensor.contiguous, function(*given))  # as a compiler expects them
+
+
+def _gradients(function: Callable[..., Any], grads: list[Tensor], *given: Any) -> list[Tensor]:
+    # Inside a custom op torch does not record operations unless it is told to.
+    recorded = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)  # pyright: ignore[reportAttributeAccessIssue]
+    with torch.enable_grad(), recorded:
+        given = tree_map(lambda t: t.detach().requires_grad_() if _has_gradient(t) else t, given)
+        outputs = tree_leaves(function(*given))
+        found = torch.autograd.grad(outputs, _differentiable(given), grads, materialize_grads=True)
+    return [t.contiguous() for t in found]
+
+
+def _differentiable(given: Any) -> list[Tensor]:
+    return [t for t in tree_leaves(given) if _has_gradient(t)]
+
+
+def _has_gradient(t: Any) -> bool:
+    return isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex())
 
 
 def transformable(

@@ -109,8 +109,8 @@ def print_page(page: Page, console: Console) -> None:
 
 
 def meanings(columns: Iterable[Column], line: str = "{}: {}") -> list[str]:
-    """Return what the columns mean, a line for each, by default for a terminal."""
-    return [line.format(column.heading, column.meaning) for column in columns if column.meaning]
+    """Return what the columns mean, a line for each meaning, by default for a terminal."""
+    return list(dict.fromkeys(line.format(each.heading, each.meaning) for each in columns if each.meaning))
 
 
 def page_as_markdown(page: Page, picture: str) -> str:
@@ -142,25 +142,25 @@ def as_markdown(title: str, about: str, sections: Sequence[Section], end: Sequen
     return "\n".join([*lines, *end, ""])
 
 
-def as_html(page: Page, picture: bytes) -> str:
-    """Return the page with its picture inside, a PNG or nothing: it needs no network.
+def as_html(page: Page, picture: bytes = b"", explorer: Mapping[str, Any] | None = None) -> str:
+    """Return the page with a picture, a PNG, or the explorer of these data (`explorer.html`); it needs no network.
 
     Raises:
         MissingExtraError: jinja2 is not installed.
     """
     template = Path(__file__).with_name("page.html")
-    return render(template, page=page, picture=base64.b64encode(picture).decode())
+    return render(template, page=page, picture=base64.b64encode(picture).decode(), explorer=explorer)
 
 
 def render(template: Path, **parts: Any) -> str:
-    """Return the page that a Jinja template makes of its parts, whose text is escaped.
+    """Return the page that a template makes of its parts, whose text is escaped; it may include files of this folder.
 
     Raises:
         MissingExtraError: jinja2 is not installed.
     """
     jinja2 = require_extra("jinja2")
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(template.parent),
+        loader=jinja2.FileSystemLoader([template.parent, Path(__file__).parent]),
         autoescape=True,
         keep_trailing_newline=True,
         trim_blocks=True,

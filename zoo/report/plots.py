@@ -1,4 +1,4 @@
-"""Plots: one style, colours that a mixer keeps, and PNG files that are the same bytes for the same picture.
+"""Plots: one style, a look for each mixer, and PNG files that are the same bytes for the same picture.
 
 matplotlib is used without pyplot: no backend is chosen and no figure outlives its reference.
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import functools
 import io
-from collections.abc import Callable, Iterable
+import math
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from zoo.extras import require_extra
 from zoo.report.files import write_atomically
@@ -24,9 +26,27 @@ R = TypeVar("R")
 
 COLOURS = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
-    *("#6a3d9a", "#8c564b", "#444444", "#b2a000", "#e31a1c", "#17a398"),
+    *("#770044", "#4400aa", "#bb22ff", "#665522", "#bb0077"),
 )
-"""Twelve colours, chosen to be told apart by colour-blind readers too."""
+"""Eleven colours that readers with any kind of colour blindness can tell apart."""
+
+MARKERS = (
+    *(("o", "circle", "●"), ("s", "square", "■"), ("^", "triangle-up", "▲"), ("D", "diamond", "◆")),
+    *(("v", "triangle-down", "▼"), ("X", "x", "✖"), ("P", "cross", "✚"), ("*", "star", "★")),
+)
+"""Eight markers: matplotlib's name, plotly's name, and a character."""
+
+_LISTED = (
+    *("attention", "selective_ssm", "ssd", "lstm", "gated_delta_net", "hybrid", "delta_net", "diagonal_ssm"),
+    *("linear_attention", "gated_linear_attention", "mamba3", "s4d", "gru", "rnn", "retnet", "min_gru", "mlstm"),
+    *("conv", "delta_product", "slstm", "kda", "hyena", "min_lstm", "gated_attention", "rwkv7", "sliding_attention"),
+    *("lru", "hgrn2", "s5", "gdn2", "rg_lru", "identity", "factorized", "lightning_attention", "capped_mlstm"),
+    *("parallel_hybrid", "mla", "gated_conv", "differential_attention", "forgetting_attention", "path_attention"),
+    *("head_hybrid", "moba", "nsa", "log_linear_gated_delta_net", "log_linear_ssd", "gsa", "comba", "mesa_net"),
+    *("titans", "linoss"),
+)
+"""Mixers whose looks follow from their places, those most often compared first. Never reorder: only append."""
+_OTHERS = 56  # looks from this one on are those of mixers that are not listed
 
 KINDS: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {"Software": None}}
 """Formats of pictures, with the metadata that each would change from day to day."""
@@ -44,6 +64,8 @@ _STYLE = {
 }
 _PANEL = (6.0, 4.2)  # inches; legible in TensorBoard's panes
 _NAME, _NAME_LENGTH, _NEAR_THE_EDGE = 8, 28, 0.8  # points and characters of a line's name; share of the width
+_LEADER: dict[str, Any] = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 2, "shrinkB": 3}  # from a name to its line
+_DISTANCES = (5, 12, 20, 30, 42)  # points from the end of a line to its name, within the axes
 _LEGEND, _LEGEND_LINES = 1.6, 18  # width and length of a column of a legend beside the axes
 
 
@@ -79,25 +101,38 @@ def new_figure(
     return figure, list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
 
 
-def colours(names: Iterable[str], known: Iterable[str] = ()) -> dict[str, str]:
-    """Return a colour for each name; a known name has its own in all figures, unless an earlier one here has the same.
+class Look(NamedTuple):
+    """Colour and marker of a mixer, the same in all figures and pages.
 
-    Args:
-        names: the names of a figure or of a comparison.
-        known: all names that keep their colours, such as the registered mixers; the others come after them.
+    Attributes:
+        colour: as #rrggbb.
+        marker: matplotlib's name.
+        symbol: plotly's name of the same marker.
+        glyph: the marker as a character.
     """
-    order, free, found = {name: at for at, name in enumerate(known)}, [], {}
-    for name in sorted(set(names), key=lambda name: (order.get(name, len(order)), name)):
-        free = free or list(COLOURS)
-        own = COLOURS[order[name] % len(COLOURS)] if name in order else free[0]
-        found[name] = own if own in free else free[0]
-        free.remove(found[name])
-    return found
+
+    colour: str
+    marker: str
+    symbol: str
+    glyph: str
 
 
-def line_style(at: int, count: int) -> dict[str, Any]:
-    """Return colour, dashes and width, thinner for later lines: one under another shows at its sides."""
-    return {"color": f"C{at % 10}", "linestyle": ("-", "--", ":")[at // 10 % 3], "linewidth": 3.0 - 2.0 * at / count}
+def nth_look(at: int) -> Look:
+    """Return one of 88 looks: the numbers of colours and of markers share no factor, so that no two are alike."""
+    return Look(COLOURS[at % len(COLOURS)], *MARKERS[at % len(MARKERS)])
+
+
+def look_of(mixer: str) -> Look:
+    """Return the look of a mixer, which follows from its name alone: other mixers do not change it."""
+    if mixer in _LISTED:
+        return nth_look(_LISTED.index(mixer))
+    return nth_look(_OTHERS + zlib.crc32(mixer.encode()) % (len(COLOURS) * len(MARKERS) - _OTHERS))
+
+
+def line_style(mixer: str, at: int, count: int) -> dict[str, Any]:
+    """Return the look of a mixer and a width, thinner for later lines: one under another shows at its sides."""
+    look = look_of(mixer)
+    return {"color": look.colour, "marker": look.marker, "markevery": 0.1, "linewidth": 3.0 - 2.0 * at / count}
 
 
 def whole_numbers() -> Any:
@@ -105,25 +140,43 @@ def whole_numbers() -> Any:
     return require_extra("matplotlib.ticker").MaxNLocator(integer=True)
 
 
-def name_lines(axes: Axes) -> None:
-    """Name each line in its colour instead of in a legend: at its end, or to the right of the axes if it reaches there.
+def name_lines(*panels: Axes) -> None:
+    """Name each line of a figure's axes in its colour, instead of in a legend.
 
-    Names to the right are moved off one another; lines that end at one place are in the order of their means.
+    A line that ends at the right edge is named beside the axes, another one next to its end. Names are moved off one
+    another, and within the axes off points and lines too.
     """
-    axes.autoscale_view()
-    into_axes, beside = (axes.transData + axes.transAxes.inverted()).transform, []
+    for axes in panels:
+        axes.autoscale_view()
+    within = [(axes, line) for axes in panels for line in _name_beside(axes)]
+    if within:
+        figure: Any = panels[0].figure
+        figure.draw_without_rendering()  # the layout, which the names beside the axes decide
+    for axes, line in within:
+        _name_within(axes, line)
+
+
+def _named(line: Any) -> str:
+    """Return the name of a line, broken to be short; empty if it has none."""
+    name = str(line.get_label())
+    return "" if name.startswith("_") else fill(name, _NAME_LENGTH)
+
+
+def _name_beside(axes: Axes) -> list[Any]:
+    """Name lines that end at the right edge beside the axes, by their means if they meet; return the others."""
+    into_axes, beside, others = (axes.transData + axes.transAxes.inverted()).transform, [], []
     for line in axes.get_lines():
-        name, points = fill(str(line.get_label()), _NAME_LENGTH), into_axes(line.get_xydata())
+        name, points = _named(line), into_axes(line.get_xydata())
         x, y = map(float, points[-1])
-        if name.startswith("_"):
-            continue
-        if x >= _NEAR_THE_EDGE:
+        if name and x >= _NEAR_THE_EDGE:
             beside.append((round(y, 2), float(points[:, 1].mean()), (x, y), line, name))
-        else:
-            near: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "center"}
-            axes.annotate(name, (x, y), (6, 0), color=line.get_color(), fontsize=_NAME, **near)
+        elif name:
+            others.append(line)
     beside.sort(key=lambda each: each[:2])
-    height = 1.3 * _NAME / 72 / (axes.bbox.height / axes.figure.dpi)
+    lines = sum(1 + name.count("\n") for *_, name in beside)
+    room = 72 * axes.bbox.height / axes.figure.dpi
+    fontsize = min(_NAME, room / (1.3 * max(1, lines)))  # many names are smaller rather than out of the picture
+    height = 1.3 * fontsize / room
     half = [height * (1 + name.count("\n")) / 2 for *_, name in beside]
     places: list[float] = []
     for at, (y, *_) in enumerate(beside):
@@ -133,10 +186,45 @@ def name_lines(axes: Axes) -> None:
         places[at] = min(places[at], top - half[at])
         top = places[at] - half[at]
     for (*_, end, line, name), place in zip(beside, places, strict=True):
-        arrow = {"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.5, "shrinkA": 2, "shrinkB": 3}
-        arrow["relpos"] = (0, 0.5)
+        arrow = _LEADER | {"color": line.get_color(), "relpos": (0, 0.5)}
         right: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "axes fraction", "va": "center"}
-        axes.annotate(name, end, (1.03, place), color=line.get_color(), fontsize=_NAME, arrowprops=arrow, **right)
+        axes.annotate(name, end, (1.03, place), color=line.get_color(), fontsize=fontsize, arrowprops=arrow, **right)
+    return others
+
+
+def _name_within(axes: Axes, line: Any) -> None:
+    """Name a line where its name covers least of the points, lines and names that are there, as near as can be."""
+    np = require_extra("numpy")
+    drawn = [axes.transData.transform(other.get_xydata()) for other in axes.get_lines()]
+    steps = np.linspace(0, 1, 30)[:, None, None]  # points along each line
+    marks = np.concatenate([*drawn, *((xy[:-1] + steps * (xy[1:] - xy[:-1])).reshape(-1, 2) for xy in drawn)])
+    marks = marks[np.isfinite(marks).all(1)]
+    boxes = [text.get_window_extent() for text in axes.texts]
+    end = tuple(axes.transData.transform(line.get_xydata()[-1]))
+    name = axes.annotate(
+        _named(line), end, xycoords="figure pixels", color=line.get_color(), fontsize=_NAME, ha="center", va="center"
+    )
+    extent, point, inside = name.get_window_extent(), axes.figure.dpi / 72, axes.get_window_extent().padded(-3)
+    best: tuple[float, float, Any] = (math.inf, 0.0, None)
+    for far in _DISTANCES:
+        for angle in np.arange(16) * np.pi / 8:
+            way = np.array([np.cos(angle), np.sin(angle)])
+            centre = end + way * (far * point + np.array([extent.width, extent.height]) / 2)
+            low, high = (centre + sign * np.array([extent.width, extent.height]) / 2 for sign in (-1, 1))
+            covered = float(((marks > low - 2) & (marks < high + 2)).all(1).sum())
+            covered += 100 * sum(
+                box.x0 < high[0] and box.x1 > low[0] and box.y0 < high[1] and box.y1 > low[1] for box in boxes
+            )
+            covered += 100 * float(
+                low[0] < inside.x0 or low[1] < inside.y0 or high[0] > inside.x1 or high[1] > inside.y1
+            )
+            if (covered, far) < best[:2]:
+                best = (covered, far, centre)
+    name.remove()
+    offset = (best[2] - end) / point
+    arrow = _LEADER | {"color": line.get_color()} if best[1] > _DISTANCES[0] else None
+    near: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "center", "arrowprops": arrow}
+    axes.annotate(_named(line), line.get_xydata()[-1], offset, color=line.get_color(), fontsize=_NAME, **near)
 
 
 def legend_beside(axes: Axes, title: str) -> None:

@@ -16,7 +16,6 @@ from torch import Tensor
 from zoo.report.plots import legend_beside, legend_columns, line_style, new_figure, styled, whole_numbers
 from zoo.theory.columns import decay_text, rank_text
 from zoo.theory.gradients import DecayRate, Gradient, GradientProfile, fit_window
-from zoo.theory.model_heads import KEPT
 from zoo.theory.rank import tail_energies
 from zoo.theory.spectra import SpectrumRead
 
@@ -25,9 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from zoo.theory.measure import Measurement
-    from zoo.theory.model_heads import LayerHeads
 
-_TICKS = (0, 1, 2, 4, 8, 16, 32, 64)
 _DECADES = 6  # of a heat map: smaller values have its lowest colour
 _LEAST_ERROR = 1e-7  # where the axis of errors ends
 _LEAST_SIGMA = 1e-17
@@ -117,11 +114,11 @@ def comparison_figure(rows: Sequence[Measurement]) -> Figure:
     """Draw mixers next to each other: error against heads, cost against length, both gradients."""
     figure, (errors, costs, noise, highway) = new_figure(2, 2, legends=legend_columns(len(rows)))
     for at, row in enumerate(rows):
-        style = line_style(at, len(rows))
+        style = line_style(row.name, at, len(rows))
         points = error_by_heads(row.read.values) if row.read.rank is not None else ((), ())
         errors.plot(*points, **style, label=f"{row.name}, k = {rank_text(row.read)}")
         label = f"{row.name}, {row.cost.time_exponent:.1f}"
-        costs.plot(row.cost.lengths, row.cost.seconds, marker="o", **style, label=label)
+        costs.plot(row.cost.lengths, row.cost.seconds, **style, label=label)
     for axes in (errors, costs):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
@@ -147,41 +144,16 @@ def gradient_comparison_figure(gradients: Mapping[str, tuple[Gradient, Gradient 
     return figure
 
 
-@styled
-def heads_figure(rows: Sequence[LayerHeads], chance: float) -> Figure:
-    """Draw score against the operators that are left of one layer, and gradient against distance; a line per layer."""
-    figure, (scores, gradients) = new_figure(2, legends=legend_columns(len(rows)))
-    for at, row in enumerate(rows):
-        style = line_style(at, len(rows))
-        if row.cut is not None:
-            scores.plot(*zip(*sorted(row.cut.scores.items()), strict=True), label=row.name, marker="o", **style)
-        gradients.plot(*_medians(row.gradient.profile), label=row.name, **style)
-    cuts = [row.cut for row in rows if row.cut is not None]
-    if cuts:
-        scores.axhline(KEPT * cuts[0].whole, color="0.4", linestyle=":", linewidth=1.0)
-        scores.axhline(chance, color="0.4", linestyle="--", linewidth=1.0)
-    most = max((max(cut.scores) for cut in cuts), default=1)
-    ticks = [tick for tick in _TICKS if tick <= most]
-    scores.set_xscale("symlog", linthresh=4)
-    scores.set_xlim(-0.3, 1.1 * most + 0.3)
-    scores.set_xticks(ticks, [str(count) for count in ticks], minor=False)
-    scores.set_xticks([], minor=True)
-    scores.set(title="the model with one layer cut", xlabel="operators left of the layer", ylabel="score")
-    _name_gradient_axes(gradients, "Gradient of a layer")
-    legend_beside(gradients, "layer")
-    return figure
-
-
 def _draw_gradients(noise: Axes, highway: Axes, gradients: Mapping[str, tuple[Gradient, Gradient | None]]) -> None:
     least, most = math.inf, 0.0
     for at, (name, (random, offered)) in enumerate(gradients.items()):
-        style = line_style(at, len(gradients))
+        style = line_style(name, at, len(gradients))
         taus, median = _medians(random.profile)
         least, most = min([least, *median]), max([most, *median])
         noise.plot(taus, median, **style, label=name)
         if offered is not None:
             highway.plot(taus, median, color=style["color"], linewidth=1, alpha=0.6, linestyle=":")
-            highway.plot(*_medians(offered.profile), **style, marker="o", label=name)
+            highway.plot(*_medians(offered.profile), **style, label=name)
     _name_gradient_axes(noise, "Gradient on random input")
     _name_gradient_axes(highway, "Gradient on highway input (dotted: random input)")
     if most:  # of mixers that mix no positions there is nothing to see

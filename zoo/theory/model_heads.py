@@ -11,7 +11,7 @@ import bisect
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Shaped
@@ -21,6 +21,7 @@ from zoo.backbone import Backbone
 from zoo.blocks import ResidualBlock, Stack
 from zoo.contract import SequenceMixer
 from zoo.theory.channels import EXACT_SIZE
+from zoo.theory.explorer import reading
 from zoo.theory.gradients import Gradient, fitted, profile_at
 from zoo.theory.layers import layer_inputs, streams
 from zoo.theory.operator import interaction
@@ -41,6 +42,9 @@ QUANTITIES = ("spectrum", "state size", "gradient", "functional heads")
 
 LARGEST_OPERATOR = 2**27
 """Numbers of an operator that is held whole: 1 GiB."""
+
+EXPLORED = 128
+"""Positions, the first of a sequence, of which the explorer has pictures."""
 
 LARGEST_PARTS = 2**26
 """Numbers that are held of the sequences that are cut together."""
@@ -91,6 +95,7 @@ class LayerHeads:
         state_size: effective state size; None if the operator is too large to be held.
         gradient: gradient against distance.
         cut: scores of the model with this layer cut; None if they were not asked for.
+        explored: data of the explorer, see `zoo.theory.explorer`; None if they were not asked for.
     """
 
     name: str
@@ -99,6 +104,7 @@ class LayerHeads:
     state_size: StateSize | None
     gradient: Gradient
     cut: CutScores | None
+    explored: Mapping[str, Any] | None = None
 
 
 def measure_heads(
@@ -109,6 +115,7 @@ def measure_heads(
     grid: Sequence[int] = GRID,
     progress: Progress | None = None,
     processes: int = 1,
+    explore: bool = False,
 ) -> list[LayerHeads]:
     """Return one row per layer of a model, which does not change.
 
@@ -125,6 +132,7 @@ def measure_heads(
         grid: numbers of operators to which a layer is cut.
         progress: called with the row and the quantity that is measured next.
         processes: that share the layers, with a thread and one step's memory each; of a model on the CPU.
+        explore: whether to measure for the explorer too, at the first `EXPLORED` positions.
 
     Raises:
         MemoryError: a process was killed.
@@ -149,6 +157,7 @@ def measure_heads(
         name, mixer, x = layers[at]
         progress(name, "spectrum")
         read = read_spectrum(mixer, x[:1])
+        explored = reading(mixer, x[:1, :EXPLORED], read) if explore else None
         progress(name, "state size")
         state_size = None if read.rank is None else _state_size(mixer, x[:1])
         progress(name, "gradient")
@@ -165,6 +174,7 @@ def measure_heads(
             state_size=state_size,
             gradient=gradient,
             cut=scores,
+            explored=explored,
         )
 
     if device.type != "cpu":

@@ -9,11 +9,10 @@ from typing import Any
 from zoo.report.files import as_json
 from zoo.report.numbers import NOTHING
 from zoo.report.page import Column, Page, as_html
-from zoo.report.plots import as_png
 from zoo.theory.columns import HEADS, or_nothing, rank_text, rate_text, remarks, spectrum_record
-from zoo.theory.figures import heads_figure
+from zoo.theory.explorer import DECADES, short
 from zoo.theory.gradients import GRADIENT_SKETCH, WIDE
-from zoo.theory.model_heads import KEPT, LayerHeads
+from zoo.theory.model_heads import EXPLORED, KEPT, LayerHeads
 
 
 @dataclass(frozen=True)
@@ -81,17 +80,31 @@ def model_heads_page(rows: Sequence[LayerHeads], reading: Reading) -> Page:
         rows,
         lead,
         remarks({row.name: row.read for row in rows}),
-        "Scores of cut layers, gradients",
+        f"The layers at the first sequence; of a longer one its first {EXPLORED} positions",
     )
 
 
 def heads_as_html(rows: Sequence[LayerHeads], reading: Reading) -> str:
-    """Return one HTML page with the plots inside.
+    """Return one HTML page with the explorer of the layers, for which they must have been measured.
 
     Raises:
-        MissingExtraError: matplotlib or jinja2 is not installed.
+        MissingExtraError: jinja2 is not installed.
     """
-    return as_html(model_heads_page(rows, reading), as_png(heads_figure(rows, reading.chance)))
+    items = [_item(row, reading) for row in rows]
+    data = {"noun": "layer", "decades": DECADES, "inputs": [reading.where], "items": items}
+    return as_html(model_heads_page(rows, reading), explorer=data)
+
+
+def _item(row: LayerHeads, reading: Reading) -> dict[str, Any]:
+    """Return a layer for the explorer."""
+    profile = row.gradient.profile
+    pairs = zip(profile.distances.tolist(), profile.median.tolist(), strict=True)
+    gradient = [(tau, short(value)) for tau, value in pairs]
+    variant: dict[str, Any] = {"option": "", "gradient": gradient, "inputs": {reading.where: row.explored}}
+    if row.cut is not None:
+        scores = [(count, short(score)) for count, score in sorted(row.cut.scores.items())]
+        variant["cut"] = {"whole": row.cut.whole, "chance": reading.chance, "scores": scores}
+    return {"name": row.name, "variants": [variant]}
 
 
 def heads_as_json(rows: Sequence[LayerHeads], reading: Reading) -> str:

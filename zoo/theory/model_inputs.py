@@ -154,7 +154,7 @@ def _tokens(path: str | os.PathLike[str], text: Path) -> Tensor:
         raise ValueError(f"--text {text} is not text in UTF-8") from None
     if not (Path(path) / "config.json").is_file():
         raise ValueError(f"{path} has no tokenizer for --text, which takes the folder of a transformers model")
-    tokenizers = require_extra("transformers")
+    tokenizers = require_extra("transformers", "transformers")
     try:
         tokenizer = tokenizers.AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from zoo.backbone import Backbone
 from zoo.blocks import Experts, ResidualBlock
+from zoo.contract import SequenceMixer
 from zoo.modules import listed
 from zoo.ops.time import valid_positions
 from zoo.parallel import shard
@@ -76,7 +77,8 @@ class SequenceModule(L.LightningModule):
     It logs `<stage>/loss` and `<stage>/accuracy` (`<stage>/relative_squared_error` for mse), for stage train (each
     step), val and test (over the split); for val and test also `accuracy_macro`, the mean over the classes of their
     accuracies, and `sequence_accuracy`, the share of sequences whose every label is answered (`r2` for mse), and with
-    perplexity `perplexity` and `bits_per_token`. With experts also `train/balance_loss` and
+    perplexity `perplexity` and `bits_per_token`. If mixers have losses of their own (dsa), their mean is added to the
+    training loss and logged as `train/own_loss`. With experts also `train/balance_loss` and
     `train/load/layer<l>/expert<e>`, the share of positions that it served. The scores of the last validation and test
     are in `results`, nested; the test's are also split by facts.
 
@@ -87,8 +89,8 @@ class SequenceModule(L.LightningModule):
         perplexity: report the perplexity and the bits per token of the labels.
         seed: seed of the initial weights.
         lr: learning rate at the end of the warm-up.
-        slow_lr: factor on it for the parameters that a mixer lists in `slow`, the dynamics of S4D, S5 and LRU, which
-            their authors train at a tenth to a half of the rate; None trains all at lr.
+        slow_lr: factor on it for the parameters that a mixer lists in `slow`, its dynamics: the authors of S4D, S5 and
+            LRU train them at a tenth to a half of the rate, those of RWKV at twice the rate; None trains all at lr.
         optimizer: a class of torch.optim, such as AdamW or SGD, or your own: `package.module:Class`.
         weight_decay: decay of matrices; none of norms, biases, embeddings and some parameters of mixers.
         beta1: decay rate of the mean gradient: the first of the optimizer's betas, or its momentum.
@@ -219,12 +221,19 @@ class SequenceModule(L.LightningModule):
         return {**batch, LABELLED: self.labelled(batch)}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        mixers = [module for module in self.backbone.modules() if isinstance(module, SequenceMixer)]
+        for mixer in mixers:
+            mixer.warming_up = self.global_step < self.hparams["warmup_steps"]
         outputs, labels, _ = self.predict_labelled(batch)
         loss, score = self._judge(outputs, labels)
         share = self._share(labels.numel(), loss.dtype)
         loss, score = share * loss, share * score
         self.log("train/loss", loss.detach(), sync_dist=True)
         self.log(f"train/{self.score_name}", score, sync_dist=True)
+        if own := [mixer.own_loss for mixer in mixers if mixer.own_loss is not None]:
+            own_loss = torch.stack(own).mean()
+            self.log("train/own_loss", own_loss.detach())
+            loss = loss + own_loss
         return loss + self._balance() if self.hparams["n_experts"] else loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:

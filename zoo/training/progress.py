@@ -31,11 +31,13 @@ class Progress(Callback):
     def __init__(self, every: int) -> None:
         self.every = every
         self._bar: Any = None
+        self._title = TITLE
         self._handler = logging.Handler()
         self._handler.emit = lambda record: self._entitle(record.getMessage())
 
     def _entitle(self, title: str) -> None:
-        if self._bar.desc != f"{title}: ":
+        if title != self._title:
+            self._title = title
             self._bar.set_description(title)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -45,7 +47,7 @@ class Progress(Callback):
         self._bar = tqdm(
             total=int(total) if math.isfinite(total) else None,
             initial=trainer.global_step,
-            desc=TITLE,
+            desc=self._title,
             unit=" steps",
             ncols=columns,
             bar_format=NARROW_BAR if self._is_narrow else None,

@@ -14,6 +14,8 @@ from tasks.data.reading import OfSplits, content_hash, load_dataset, read_files
 from tasks.spec import TaskSpec
 
 Unit = Literal["bytes", "characters"]
+MOST_REPEATED = 16
+"""Longest repetition that is told from longer ones."""
 WINDOWS = 2000
 """Windows from which frequencies of symbols are counted, and as many on which they are scored."""
 
@@ -30,6 +32,10 @@ class Text(OfSplits):
     needs no download. The splits are consecutive parts of the text that share no symbol; a data set's own splits are
     kept. Chance is the share of the commonest symbol among a split's labels. Perplexity is exp(loss), bits per symbol
     loss / ln 2.
+
+    `repeated` is the length of the longest string right before a symbol that occurs, with the same symbol behind it,
+    earlier in the window, up to 16: the symbols of context by which the window itself gives the answer. Zoology's
+    split by repeated bigrams (Arora et al., arXiv 2312.04927) counts tokens, of which a byte is a part.
 
     Source: the data's own; character models as in Graves, "Generating Sequences", arXiv 1308.0850.
 
@@ -121,7 +127,12 @@ class Text(OfSplits):
     def spec(self) -> TaskSpec:
         size = len(self._alphabet)
         return TaskSpec.tokens(
-            self.seq_len, size, chance=self._majority_share(), labelled=self.seq_len, perplexity=True
+            self.seq_len,
+            size,
+            chance=self._majority_share(),
+            labelled=self.seq_len,
+            facts=("repeated",),
+            perplexity=True,
         )
 
     def _majority_share(self) -> float:
@@ -152,7 +163,26 @@ class Text(OfSplits):
         symbols = self._here
         starts = rng.integers(len(symbols) - self.seq_len, size=n)
         windows = np.lib.stride_tricks.sliding_window_view(symbols, self.seq_len + 1)[starts].astype(np.int64)
-        return {"inputs": windows[:, :-1], "labels": windows[:, 1:]}
+        return {"inputs": windows[:, :-1], "labels": windows[:, 1:], "repeated": repeated(windows)}
+
+
+def repeated(windows: np.ndarray) -> np.ndarray:
+    """Return for each symbol but the first the length of the longest string before it that came before it already.
+
+    Args:
+        windows: symbols (n, length + 1).
+
+    Returns:
+        int32 (n, length), at most `MOST_REPEATED`.
+    """
+    longest = np.zeros(windows[:, 1:].shape, dtype=np.int32)
+    equal = np.zeros(windows.shape, dtype=np.int32)  # how many symbols up to s are those up to t, for the t of the loop
+    for t in range(1, windows.shape[1]):
+        equal[:, 1:t] = equal[:, : t - 1] + 1
+        equal[:, 0] = 1
+        equal[:, :t] *= windows[:, :t] == windows[:, t : t + 1]
+        longest[:, t - 1] = equal[:, :t].max(axis=1)
+    return np.clip(longest - 1, 0, MOST_REPEATED)
 
 
 def default_file() -> Path:

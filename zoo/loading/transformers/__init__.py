@@ -11,12 +11,11 @@ from torch import nn
 
 from zoo.backbone import Backbone
 from zoo.contract import SequenceMixer
-from zoo.errors import unknown
 from zoo.extras import how_to_install
 from zoo.loading.transformers.check import departure
 from zoo.loading.transformers.layers import LAYERS, read_layer
 from zoo.loading.transformers.models import MODELS, read_model
-from zoo.loading.transformers.reading import Weights, expect, few
+from zoo.loading.transformers.reading import Weights, exact_buffers, expect, few
 from zoo.registry import create_mixer
 
 __all__ = ["LAYERS", "MODELS", "load_transformers"]
@@ -29,15 +28,18 @@ def load_transformers(source: nn.Module | str | os.PathLike[str], *, verify: boo
         model = zoo.load_transformers(theirs)                               # a language model: a Backbone
         logits = model(tokens)
 
-    Models: the ...ForCausalLM of Mamba, FalconMamba, Mamba2, Jamba, Llama, Qwen3, Qwen3Moe, Qwen3Next, Bamba,
-    GraniteMoeHybrid, FalconH1, NemotronH, OlmoHybrid, RecurrentGemma, Lfm2 and xLSTM. Layers: their mixers.
-    docs/transformers.md lists the supported configurations. Every weight is copied, in its dtype, on its device, with
-    its requires_grad; those that are one parameter here (queries, keys and values; gate and up) must agree in these. A
-    multiplier that transformers applies in passing (Granite, Falcon-H1) is multiplied into the weight before it, a norm
-    that stores its weight less one (Qwen3-Next, RecurrentGemma) gets the one: outputs and gradients of inputs are the
-    same, and the gradient of such a weight is theirs divided by the multiplier. A head whose weight is the embedding's
-    still is. FalconMamba's norms on dt, B and C have no weights: ours are ones and frozen. The embedding of a padding
-    token, which transformers leaves out of training, is a parameter like the others.
+    Models: the ...ForCausalLM of Mamba, FalconMamba, Mamba2, Jamba, Llama, Qwen3, Qwen3Moe, Qwen3Next, Qwen3_5,
+    Qwen3_5Moe, DeepseekV3, KimiLinear, MiniMax, Zamba2, Bamba, GraniteMoeHybrid, FalconH1, NemotronH, OlmoHybrid,
+    RecurrentGemma, Lfm2 and xLSTM. Layers: their mixers. docs/transformers.md lists the supported configurations. Every
+    weight is copied, in its dtype, on its device, with its requires_grad; those that are one parameter here (queries,
+    keys and values; gate and up) must agree in these. A multiplier that transformers applies in passing (Granite,
+    Falcon-H1, MiniMax) is multiplied into the weight before it, a norm that stores its weight less one (Qwen3-Next,
+    Qwen3.5, RecurrentGemma) gets the one: outputs and gradients of inputs are the same, and the gradient of such a
+    weight is theirs divided by the multiplier. A head whose weight is the embedding's still is. What a layer of ours
+    has and theirs lacks is a frozen constant: ones for the norms of dt, B and C in FalconMamba, zeros for the bias of
+    Kimi Linear's output gate. What transformers never runs (low-rank maps of a Zamba2 without shared blocks) is left
+    out. The embedding of a padding token, which transformers leaves out of training, is a
+    parameter like the others.
 
     Args:
         source: the layer or model, or the folder (or name) of a pretrained model, which transformers loads.
@@ -57,7 +59,8 @@ def load_transformers(source: nn.Module | str | os.PathLike[str], *, verify: boo
     kind = type(theirs).__name__
     if not _own(theirs) or kind not in {*LAYERS, *MODELS}:
         found = kind if _own(theirs) else f"{type(theirs).__module__}.{type(theirs).__qualname__}"
-        raise ValueError(unknown("layer or model of transformers", found, [*LAYERS, *MODELS]))
+        valid = MODELS if hasattr(theirs, "get_input_embeddings") else LAYERS
+        raise ValueError(f"load_transformers cannot read {found}; it reads {', '.join(valid)}")
     for path, module in theirs.named_modules():
         if not _own(module):
             found = f"{type(module).__module__}.{type(module).__qualname__}"
@@ -101,13 +104,11 @@ def _verify(theirs: nn.Module, ours: SequenceMixer | Backbone) -> None:
 
 
 def _widened(theirs: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Return a copy whose frequencies of rope are exact again where `theirs.to(dtype)` only rounded them."""
+    """Return a copy whose buffers are exact again where a cast only rounded them."""
     wide: Any = copy.deepcopy(theirs).to(dtype)
     for held, module in zip(theirs.modules(), wide.modules(), strict=True):
-        if type(module).__name__.endswith("RotaryEmbedding"):
-            for name, exact in type(module)(module.config).named_buffers():
-                if torch.equal(exact.to(held.get_buffer(name)), held.get_buffer(name)):
-                    module.get_buffer(name).copy_(exact)
+        for name, exact in exact_buffers(held).items():
+            module.get_buffer(name).copy_(exact)
     return wide
 
 

@@ -75,6 +75,28 @@ def _qwen3_next_experts(theirs: Any) -> Part:
     )
 
 
+def _qwen3_5_experts(theirs: Any) -> Part:
+    part = _qwen3_next_experts(theirs)
+    return part._replace(options=part.options | {"normalize": True})
+
+
+def _minimax_experts(theirs: Any) -> Part:
+    part = _experts(theirs)
+    return Part(part.options | {"normalize": True}, part.table, {"router_jitter_noise": (theirs.jitter_noise, 0.0)})
+
+
+def _sigmoid_experts(theirs: Any) -> Part:
+    routing = theirs.gate
+    part = _with_shared(_experts(theirs), _swiglu(theirs.shared_experts).below("shared_experts"))
+    options = {
+        "router": "sigmoid",
+        "n_groups": routing.num_group,
+        "top_groups": routing.topk_group,
+        "scale": routing.routed_scaling_factor,
+    }
+    return Part(part.options | options, part.table | take(preference="gate.e_score_correction_bias"), {})
+
+
 def granite_channels(layer: Any) -> Part:
     """Read the channel mixer of a decoder layer: a shared expert and others, or the shared one by itself."""
     shared = _granite_mlp(layer.shared_mlp).below("shared_mlp")
@@ -87,7 +109,19 @@ def granite_channels(layer: Any) -> Part:
 
 CHANNELS: dict[str, Callable[[Any], Part]] = {
     **dict.fromkeys(
-        ("LlamaMLP", "Qwen3MLP", "Qwen3MoeMLP", "Qwen3NextMLP", "JambaMLP", "BambaMLP", "OlmoHybridMLP"), _swiglu
+        (
+            "LlamaMLP",
+            "Qwen3MLP",
+            "Qwen3MoeMLP",
+            "Qwen3NextMLP",
+            "Qwen3_5MLP",
+            "DeepseekV3MLP",
+            "KimiLinearMLP",
+            "JambaMLP",
+            "BambaMLP",
+            "OlmoHybridMLP",
+        ),
+        _swiglu,
     ),
     "Lfm2MLP": partial(_swiglu, gate="w1", up="w3", down="w2"),
     "xLSTMFeedForward": partial(_swiglu, gate="proj_up_gate", up="proj_up", down="proj_down"),
@@ -97,6 +131,10 @@ CHANNELS: dict[str, Callable[[Any], Part]] = {
     "JambaSparseMoeBlock": partial(_experts, router="router"),
     "Qwen3MoeSparseMoeBlock": _experts,
     "Qwen3NextSparseMoeBlock": _qwen3_next_experts,
+    "Qwen3_5MoeSparseMoeBlock": _qwen3_5_experts,
+    "MiniMaxSparseMoeBlock": _minimax_experts,
+    "DeepseekV3MoE": _sigmoid_experts,
+    "KimiLinearMoE": _sigmoid_experts,
 }
 
 

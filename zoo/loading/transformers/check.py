@@ -14,9 +14,11 @@ from torch import Tensor
 
 from zoo.backbone import Backbone
 from zoo.contract import SequenceMixer
+from zoo.loading.transformers.layers import LAYERS
 from zoo.loading.transformers.models import stages_of
 from zoo.loading.transformers.reading import join
 from zoo.ops.precision import widest
+from zoo.registry import MIXERS
 
 ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Bounds of `_miss` by the dtype of our output. In float64 as well, transformers computes norms in float32."""
@@ -105,17 +107,18 @@ def _random_input(theirs: Any, ours: SequenceMixer | Backbone) -> tuple[Tensor, 
     x = torch.randn(2, seq_len, ours.d_model, generator=generator).to(like)
     positions = torch.arange(seq_len, device=x.device)[None]
     taken = inspect.signature(theirs.forward).parameters
-    options: dict[str, Any] = {"attention_mask": None, "position_ids": positions, "use_cache": False}
+    options: dict[str, Any] = dict.fromkeys(("attention_mask", "position_embeddings"))
+    options |= {"position_ids": positions, "use_cache": False}
     options = {argument: value for argument, value in options.items() if argument in taken}
-    if not type(theirs).__name__.endswith("Attention"):
+    if MIXERS.entry(LAYERS[type(theirs).__name__].mixer).family != "softmax":
         return x, options
     if theirs.config._attn_implementation in (None, "eager", "sdpa"):  # others are causal by themselves
         lag = positions.T - positions
         hidden = (lag < 0) | (lag >= ours.options.get("window", seq_len))
         mask = x.new_zeros(hidden.shape).masked_fill(hidden, torch.finfo(x.dtype).min)
         options["attention_mask"] = mask[None, None]
-    name = type(theirs).__name__.replace("Attention", "RotaryEmbedding")
-    rotary = getattr(sys.modules[type(theirs).__module__], name, None)
+    family, code = type(theirs).__name__.removesuffix("Attention"), sys.modules[type(theirs).__module__]
+    rotary = getattr(code, f"{family}TextRotaryEmbedding", getattr(code, f"{family}RotaryEmbedding", None))
     if rotary is not None and "position_embeddings" in taken:  # it belongs to the model, not to the layer
         turned = ours.options.get("position") != "none"
         options["position_embeddings"] = rotary(theirs.config).to(x.device)(x, positions) if turned else None

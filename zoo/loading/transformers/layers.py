@@ -9,12 +9,36 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zoo.loading.transformers.reading import ONES, Fields, Part, Table, Take, eps_of, norm_weight, same, take
+from zoo.loading.transformers.reading import (
+    ONES,
+    ZEROS,
+    Fields,
+    Part,
+    Table,
+    Take,
+    eps_of,
+    exact_buffers,
+    norm_weight,
+    same,
+    take,
+)
+from zoo.mixers.mla import NORM_EPS
+from zoo.ops.attention import alibi_slopes
 from zoo.ops.rope import SCALINGS
 
 ROPE_TYPES = ("default", *SCALINGS)
-PARTIAL_ROPE = ("BambaAttention", "Qwen3NextAttention", "RecurrentGemmaAttention")
+PARTIAL_ROPE = (
+    "BambaAttention",
+    "Qwen3NextAttention",
+    "Qwen3_5Attention",
+    "Qwen3_5MoeAttention",
+    "RecurrentGemmaAttention",
+)
 """Layers that read partial_rotary_factor; elsewhere transformers passes over it."""
+
+
+WINDOW_IN_CONFIG = ("MiniMaxAttention",)
+"""Attention whose window is a field of the configuration, not of the layer."""
 
 
 class Layer(NamedTuple):
@@ -101,17 +125,17 @@ def _falcon_h1_ssd(theirs: Any) -> Part:
 _TRAINED = "original_max_position_embeddings"
 
 
-def _rope(theirs: Any) -> tuple[dict[str, Any], Fields]:
-    """Read rope: options, and the fields that the zoo cannot vary."""
+def _rope(theirs: Any, d_head: int) -> tuple[dict[str, Any], Fields]:
+    """Read rope on heads of a width: options, and the fields that the zoo cannot vary."""
     longest, rope = getattr(theirs.config, "max_position_embeddings", 0), theirs.config.rope_parameters
     kind, part = rope["rope_type"], rope.get("partial_rotary_factor") or 1.0
-    turned = int(theirs.head_dim * part) if type(theirs).__name__ in PARTIAL_ROPE else theirs.head_dim
+    turned = int(d_head * part) if type(theirs).__name__ in PARTIAL_ROPE else d_head
     fields: Fields = {
         "rope_parameters.rope_type": (kind, kind if kind in ROPE_TYPES else " or ".join(ROPE_TYPES)),
-        "rope_parameters.partial_rotary_factor": (part, turned / theirs.head_dim),
+        "rope_parameters.partial_rotary_factor": (part, turned / d_head),
     }
     options: dict[str, Any] = {"position": "rope", "rope_base": float(rope["rope_theta"])}
-    if turned < theirs.head_dim:
+    if turned < d_head:
         return options | {"d_rope": turned}, fields | {"rope_parameters.rope_type": (kind, "default")}
     if kind == "default" or kind not in ROPE_TYPES:
         return options, fields
@@ -128,11 +152,12 @@ def _attention(theirs: Any, norms: str = "", out: str = "o_proj") -> Part:
     projections = [theirs.q_proj, theirs.k_proj, theirs.v_proj, getattr(theirs, out)]
     n_heads, n_kv_heads = (layer.weight.shape[0] // theirs.head_dim for layer in projections[:2])
     options: dict[str, Any] = {"n_heads": n_heads, "d_head": theirs.head_dim, "n_kv_heads": n_kv_heads}
+    window = getattr(theirs.config if type(theirs).__name__ in WINDOW_IN_CONFIG else theirs, "sliding_window", None)
     fields: Fields = {
         "attention_bias": (any(layer.bias is not None for layer in projections), False),
         "attention_dropout": (getattr(theirs, "attention_dropout", 0.0), 0.0),
         "is_causal": (bool(theirs.is_causal and getattr(theirs.config, "is_causal", True)), True),
-        "sliding_window": (getattr(theirs, "sliding_window", None), None),
+        "sliding_window": (window, None),
     }
     table = take(qkv_proj__weight="q_proj.weight k_proj.weight v_proj.weight", out_proj__weight=f"{out}.weight")
     part, scaling = Part(options, table, fields), theirs.scaling * theirs.head_dim**0.5
@@ -159,7 +184,7 @@ _ROUNDING = 1e-12
 
 
 def _roped(theirs: Any, norms: str = "", out: str = "o_proj") -> Part:
-    part, (options, fields) = _attention(theirs, norms, out), _rope(theirs)
+    part, (options, fields) = _attention(theirs, norms, out), _rope(theirs, theirs.head_dim)
     return Part(part.options | options, part.table, part.fields | fields)
 
 
@@ -170,6 +195,11 @@ def _granite_attention(theirs: Any) -> Part:
 def _olmo_hybrid_attention(theirs: Any) -> Part:
     turned = (theirs.config.rope_parameters or {}).get("rope_theta") is not None
     return (_roped if turned else _attention)(theirs, norms="{}_norm")
+
+
+def read_shared_attention(theirs: Any) -> Part:
+    """Read the attention of Zamba2's shared transformer, without the low-rank maps of the layers that read it."""
+    return (_roped if theirs.config.use_mem_rope else _attention)(theirs)
 
 
 def _recurrent_gemma_attention(theirs: Any) -> Part:
@@ -210,6 +240,61 @@ def _qwen3_next_attention(theirs: Any) -> Part:
     return Part(options, part.table | changed, fields)
 
 
+def _latent_attention(theirs: Any) -> Part:
+    """Read multi-head latent attention whose shared key channels are not turned."""
+    d_head, d_shared, latent = theirs.qk_nope_head_dim, theirs.qk_rope_head_dim, theirs.q_lora_rank is not None
+    options = {
+        "n_heads": theirs.num_heads,
+        "d_head": d_head,
+        "d_latent": theirs.kv_lora_rank,
+        "d_rope": d_shared,
+        "d_query": theirs.q_lora_rank,
+        "position": "none",
+    }
+    table = take(
+        query_proj__weight="q_b_proj.weight" if latent else "q_proj.weight",
+        latent_proj__weight="kv_a_proj_with_mqa.weight",
+        latent_norm__weight="kv_a_layernorm.weight",
+        kv_proj__weight="kv_b_proj.weight",
+        out_proj__weight="o_proj.weight",
+    )
+    norms = [theirs.kv_a_layernorm]
+    if latent:
+        table |= take(query_down__weight="q_a_proj.weight", query_norm__weight="q_a_layernorm.weight")
+        norms.append(theirs.q_a_layernorm)
+    fields: Fields = {
+        "v_head_dim": (theirs.v_head_dim, d_head),
+        "num_key_value_groups": (theirs.num_key_value_groups, 1),
+        "attention_bias": (theirs.o_proj.bias is not None, False),
+        "attention_dropout": (theirs.attention_dropout, 0.0),
+        "is_causal": (theirs.is_causal, True),
+        "eps of latents": ([eps_of(norm) for norm in norms], [NORM_EPS] * len(norms)),
+    }
+    return Part(options, table, fields)
+
+
+def _turned_latent_attention(theirs: Any) -> Part:
+    """Read multi-head latent attention with rope, whose pairs may lie next to each other."""
+    part, (options, fields) = _latent_attention(theirs), _rope(theirs, theirs.qk_rope_head_dim)
+    n_heads, d_head, d_rope = theirs.num_heads, theirs.qk_nope_head_dim, theirs.qk_rope_head_dim
+    pairs = torch.arange(d_rope).view(-1, 2).T.flatten() if theirs.config.rope_interleave else torch.arange(d_rope)
+    query_rows = torch.cat((torch.arange(d_head), d_head + pairs))
+    latent_rows = torch.cat((torch.arange(theirs.kv_lora_rank), theirs.kv_lora_rank + pairs))
+    scaling = theirs.scaling * (d_head + d_rope) ** 0.5
+
+    def queries(weight: Tensor) -> Tensor:
+        return scaling * weight.unflatten(0, (n_heads, -1))[:, query_rows.to(weight.device)].flatten(0, 1)
+
+    def latents(weight: Tensor) -> Tensor:
+        return weight[latent_rows.to(weight.device)]
+
+    table = part.table | {
+        name: part.table[name]._replace(change=change)
+        for name, change in (("query_proj.weight", queries), ("latent_proj.weight", latents))
+    }
+    return Part(part.options | options, table, part.fields | fields)
+
+
 def _per_head(weight: Tensor, n_heads: int, sizes: tuple[int, ...]) -> list[Tensor]:
     """Split a projection whose rows lie head by head, and within a head part by part."""
     return [part.flatten(0, 1) for part in weight.unflatten(0, (n_heads, sum(sizes))).split(sizes, dim=1)]
@@ -242,6 +327,18 @@ def _delta_net(theirs: Any) -> Part:
     return Part(options | {"norm_eps": eps_of(theirs.norm)}, common | table, fields)
 
 
+def _qwen3_5_delta_net(theirs: Any) -> Part:
+    """Read a gated DeltaNet whose queries, keys and values are one projection, and gates, betas and decays one each."""
+    table = take(
+        qkv_proj__weight="in_proj_qkv.weight",
+        gate_proj__weight="in_proj_z.weight",
+        beta_proj__weight="in_proj_b.weight",
+        dt_proj__weight="in_proj_a.weight",
+    ) | same("norm.weight", "out_proj.weight")
+    options, common, fields = _delta_net_sizes(theirs)
+    return Part(options | {"norm_eps": eps_of(theirs.norm)}, common | table, fields)
+
+
 def _olmo_hybrid_delta_net(theirs: Any) -> Part:
     """Read a gated DeltaNet with separate projections."""
     table = take(
@@ -255,6 +352,29 @@ def _olmo_hybrid_delta_net(theirs: Any) -> Part:
     options, common, fields = _delta_net_sizes(theirs)
     options |= {"norm_eps": eps_of(theirs.o_norm), "beta_max": 2.0 if theirs.allow_neg_eigval else 1.0}
     return Part(options, common | table, fields)
+
+
+def _kimi_delta(theirs: Any) -> Part:
+    table = take(
+        qkv_proj__weight="q_proj.weight k_proj.weight v_proj.weight",
+        conv__weight="conv1d.weight",
+        decay_down__weight="forget_gate.f_a_proj.weight",
+        decay_up__weight="forget_gate.f_b_proj.weight",
+        dt_bias="forget_gate.dt_bias",
+        strength_proj__weight="b_proj.weight",
+        gate_down__weight="g_a_proj.weight",
+        gate_up__weight="g_b_proj.weight",
+        norm__weight="o_norm.weight",
+        out_proj__weight="o_proj.weight",
+    )
+    table |= {"A_log": Take(("forget_gate.A_log",), torch.flatten), "gate_up.bias": ZEROS}
+    options = {
+        "n_heads": theirs.num_heads,
+        "d_head": theirs.head_dim,
+        "d_conv": theirs.conv_kernel_size,
+        "norm_eps": eps_of(theirs.o_norm),
+    }
+    return Part(options, table, {"hidden_act": (theirs.activation, "silu")})
 
 
 def _delta_net_sizes(theirs: Any) -> Part:
@@ -322,6 +442,25 @@ def _capped_mlstm(theirs: Any) -> Part:
     return Part(options, table, fields)
 
 
+def _lightning(theirs: Any) -> Part:
+    """Read lightning attention, whose queries, keys and values lie head by head."""
+    n_heads, d_head = theirs.num_attention_heads, theirs.head_dim
+    slope = exact_buffers(theirs)["slope_rate"].flatten()[-1].item()
+
+    def qkv(weight: Tensor) -> Tensor:
+        return torch.cat(_per_head(weight, n_heads, (d_head,) * 3))
+
+    table = same("norm.weight", "out_proj.weight") | take(gate_proj__weight="output_gate.weight")
+    powers = n_heads & (n_heads - 1) == 0
+    fields: Fields = {
+        "num_attention_heads": (n_heads, n_heads if powers else "a power of two"),
+        "hidden_act": (type(theirs.act_fn).__name__, "SiLUActivation"),
+        "eps of the norm": (eps_of(theirs.norm), 1e-6),
+    }
+    options = {"n_heads": n_heads, "d_head": d_head, "slope_scale": slope / alibi_slopes(n_heads)[-1].item()}
+    return Part(options, table | {"qkv_proj.weight": Take(("qkv_proj.weight",), qkv)}, fields)
+
+
 def _gated_conv(theirs: Any) -> Part:
     table = take(in_proj__weight="in_proj.weight", conv__weight="conv.weight", out_proj__weight="out_proj.weight")
     return Part({"d_conv": theirs.conv_kernel_size}, table, {"conv_bias": (theirs.bias, False)})
@@ -333,13 +472,15 @@ LAYERS = {
     "JambaMambaMixer": Layer("selective_ssm", _jamba_mamba),
     "Mamba2Mixer": Layer("ssd", _ssd),
     "BambaMixer": Layer("ssd", _ssd),
+    "Zamba2MambaMixer": Layer("ssd", _ssd),
     "GraniteMoeHybridMambaLayer": Layer("ssd", _ssd),
     "NemotronHMamba2Mixer": Layer("ssd", _ssd),
     "FalconH1Mixer": Layer("ssd", _falcon_h1_ssd),
     "JambaAttention": Layer("attention", _attention),
     "NemotronHAttention": Layer("attention", _attention),
     "GraniteMoeHybridAttention": Layer("attention", _granite_attention),
-    "LlamaAttention": Layer("attention", _roped),
+    **dict.fromkeys(("LlamaAttention", "MiniMaxAttention"), Layer("attention", _roped)),
+    "MiniMaxLightningAttention": Layer("lightning_attention", _lightning),
     "BambaAttention": Layer("attention", _roped),
     "FalconH1Attention": Layer("attention", _falcon_h1_attention),
     "Qwen3Attention": Layer("attention", partial(_roped, norms="{}_norm")),
@@ -347,6 +488,11 @@ LAYERS = {
     "Lfm2Attention": Layer("attention", partial(_roped, norms="{}_layernorm", out="out_proj")),
     "Qwen3NextAttention": Layer("gated_attention", _qwen3_next_attention),
     "Qwen3NextGatedDeltaNet": Layer("gated_delta_net", _delta_net),
+    **dict.fromkeys(("Qwen3_5Attention", "Qwen3_5MoeAttention"), Layer("gated_attention", _qwen3_next_attention)),
+    **dict.fromkeys(("Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"), Layer("gated_delta_net", _qwen3_5_delta_net)),
+    "KimiLinearAttention": Layer("mla", _latent_attention),
+    "KimiLinearDeltaAttention": Layer("kda", _kimi_delta),
+    "DeepseekV3Attention": Layer("mla", _turned_latent_attention),
     "OlmoHybridAttention": Layer("attention", _olmo_hybrid_attention),
     "OlmoHybridGatedDeltaNet": Layer("gated_delta_net", _olmo_hybrid_delta_net),
     "RecurrentGemmaAttention": Layer("sliding_attention", _recurrent_gemma_attention),

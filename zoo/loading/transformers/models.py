@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,8 @@ from zoo.backbone import Backbone
 from zoo.loading.transformers.channels import ACTIVATIONS, CHANNELS, granite_channels, read_channel
 from zoo.loading.transformers.layers import LAYERS, read_layer
 from zoo.loading.transformers.reading import Part, Weights, eps_of, expect, norm_weight, take
+from zoo.loading.transformers.shared import read_shared
+from zoo.sharing import SharedTransformer
 
 
 class Family(NamedTuple):
@@ -27,6 +30,7 @@ class Family(NamedTuple):
         mix: the mixer of a layer; default the part that one of `mixers` names.
         mix_channels: the channel mixer of a layer; default the part that one of `channels` names.
         output_norms: the same as `norms`, for layers that lack its first one and norm the output of each half.
+        residual_norms: the norms are applied to the residual stream itself.
         alone: each layer is one half of ours, a mixer or a channel mixer.
         multiplied: maps a layer to our parameters and the multipliers that it applies in passing.
         embeddings: maps the model to the multiplier of its embeddings.
@@ -43,6 +47,7 @@ class Family(NamedTuple):
     mix: Callable[[Any], Part] | None = None
     mix_channels: Callable[[Any], Part] | None = None
     output_norms: dict[str, str] | None = None
+    residual_norms: bool = False
     alone: bool = False
     multiplied: Callable[[Any], dict[str, float]] = lambda _layer: {}
     embeddings: Callable[[Any], float] = lambda theirs: getattr(theirs.config, "embedding_multiplier", 1.0)
@@ -51,10 +56,11 @@ class Family(NamedTuple):
 
 
 class Half(NamedTuple):
-    """A mixer or a channel mixer of theirs, as seen from the model."""
+    """A mixer or a channel mixer of theirs, as seen from the model; the path of its norm, and a multiplier of it."""
 
     part: Part
     norm: str
+    norm_scale: float = 1.0
 
 
 class Block(NamedTuple):
@@ -83,7 +89,9 @@ def _read_mixer(layer: nn.Module, names: Sequence[str]) -> Part:
 
 def _read_channels(layer: nn.Module, names: Sequence[str]) -> Part:
     name, channel = find(layer, names, CHANNELS)
-    return read_channel(channel).below(name)
+    part = read_channel(channel)
+    expect(channel, part.fields)
+    return part.below(name)
 
 
 def _falcon_h1_mixers(layer: nn.Module) -> Part:
@@ -105,6 +113,18 @@ def _falcon_h1_multiplied(layer: Any) -> dict[str, float]:
 def _granite_multiplied(layer: Any) -> dict[str, float]:
     last = ("mixer.out_proj.weight", "channel.down_proj.weight", "channel.down_proj", "channel.shared.down_proj.weight")
     return dict.fromkeys(last, layer.residual_multiplier)
+
+
+def _minimax_multiplied(layer: Any) -> dict[str, float]:
+    """Scale each normed stream, which a projection reads; undo that in its weight."""
+    kind = "linear" if layer.block_type == "linear_attention" else "full"
+    alphas = {f"{kind}_attn_alpha_factor": layer.attn_alpha_factor, "mlp_alpha_factor": layer.mlp_alpha_factor}
+    expect(layer, {name: (alpha, alpha or "any number but 0") for name, alpha in alphas.items()})
+    readers = {"mixer": ("qkv_proj.weight", "gate_proj.weight"), "channel": ("router.weight", "up_proj")}
+    scaled = {"mixer.out_proj.weight": layer.attn_beta_factor, "channel.down_proj": layer.mlp_beta_factor}
+    for (half, names), alpha in zip(readers.items(), alphas.values(), strict=True):
+        scaled |= {f"{half}_norm.weight": alpha} | {f"{half}.{name}": 1 / alpha for name in names}
+    return {name: float(factor) for name, factor in scaled.items()}
 
 
 _MAMBA = Family(
@@ -132,10 +152,17 @@ MODELS = {
     "MambaForCausalLM": _MAMBA,
     "FalconMambaForCausalLM": _MAMBA,
     "Mamba2ForCausalLM": _MAMBA,
-    "LlamaForCausalLM": _LLAMA,
+    **dict.fromkeys(("LlamaForCausalLM", "DeepseekV3ForCausalLM", "KimiLinearForCausalLM"), _LLAMA),
     "Qwen3ForCausalLM": _LLAMA,
     "Qwen3MoeForCausalLM": _LLAMA,
-    "Qwen3NextForCausalLM": _LLAMA._replace(mixers=("linear_attn", "self_attn")),
+    **dict.fromkeys(
+        ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
+        _LLAMA._replace(mixers=("linear_attn", "self_attn")),
+    ),
+    "MiniMaxForCausalLM": _LLAMA._replace(residual_norms=True, multiplied=_minimax_multiplied),
+    "Zamba2ForCausalLM": _LLAMA._replace(
+        mixers=("mamba",), norms={"mixer": "input_layernorm"}, norm="model.final_layernorm", channels=()
+    ),
     "JambaForCausalLM": _JAMBA,
     "BambaForCausalLM": _JAMBA,
     "FalconH1ForCausalLM": _JAMBA._replace(
@@ -189,20 +216,24 @@ def _blocks(theirs: Any, family: Family) -> Iterator[Block]:
         yield from _halves(layers, family)
         return
     for path, layer in layers.items():
+        inner = path
+        if hasattr(layer, "mamba_decoder"):  # a layer of Zamba2 that reads the shared transformer
+            layer, inner = layer.mamba_decoder, f"{path}.mamba_decoder"
         factors, norms = family.multiplied(layer), family.norms
         if family.output_norms is not None and not hasattr(layer, norms["mixer"]):
             norms = family.output_norms
 
-        def half(name: str, part: Part, path: str = path, factors=factors, norms=norms) -> Half:
+        def half(name: str, part: Part, path: str = inner, factors=factors, norms=norms) -> Half:
             mine = {ours.removeprefix(f"{name}."): factor for ours, factor in factors.items() if ours.startswith(name)}
-            return Half(part.scaled(mine).below(path), f"{path}.{norms[name]}")
+            return Half(part.scaled(mine).below(path), f"{path}.{norms[name]}", factors.get(f"{name}_norm.weight", 1.0))
 
         mixer = family.mix(layer) if family.mix else _read_mixer(layer, family.mixers)
         channel = None
         if family.mix_channels or family.channels:
             channel = family.mix_channels(layer) if family.mix_channels else _read_channels(layer, family.channels)
-            if norms is family.output_norms:
-                channel = channel._replace(options=channel.options | {"norm": "output"})
+            if family.residual_norms or norms is family.output_norms:
+                norm = "residual" if family.residual_norms else "output"
+                channel = channel._replace(options=channel.options | {"norm": norm})
         yield Block(path, half("mixer", mixer), None if channel is None else half("channel", channel))
 
 
@@ -237,12 +268,20 @@ def read_model(theirs: Any, weights: Weights) -> Backbone:
     else:
         weights.read(take(head__weight="lm_head.weight"))
     blocks, eps = list(_blocks(theirs, family)), {family.norm: eps_of(norm)}
+    sharing: dict[str, Any] = {}
+    shared = read_shared(theirs, family.layers, weights)
+    if shared is not None:
+        part, of_norms = shared
+        weights.read(part.table, "", "layers.layers.0")
+        sharing, eps = {"shared": part.options}, eps | of_norms
+    our_blocks = "layers.layers.0.blocks" if sharing else "layers.layers"
     for number, block in enumerate(blocks):
         for name, half in (("mixer", block.mixer), ("channel", block.channel)):
             if half is not None:
-                ours, layer_norm = f"layers.layers.{number}.{name}", theirs.get_submodule(half.norm)
+                ours, layer_norm = f"{our_blocks}.{number}.{name}", theirs.get_submodule(half.norm)
                 weights.read(half.part.table, "", ours)
-                weights.read({"weight": norm_weight(half.norm, layer_norm)}, "", f"{ours}_norm")
+                weight = norm_weight(half.norm, layer_norm).scaled(half.norm_scale)
+                weights.read({"weight": weight}, "", f"{ours}_norm")
                 eps[half.norm] = eps_of(layer_norm)
     pattern = [block.mixer.part.options for block in blocks]
     channels = [{} if block.channel is None else block.channel.part.options for block in blocks]
@@ -264,6 +303,7 @@ def read_model(theirs: Any, weights: Weights) -> Backbone:
             embedding_scale=family.embeddings(theirs),
             logit_cap=getattr(config, family.cap) if family.cap else None,
             **_channel_options(channels),
+            **sharing,
         )
 
 
@@ -282,7 +322,7 @@ def stages_of(theirs: Any, ours: Backbone) -> Iterator[tuple[str, Callable[[Tens
     assert ours.norm is not None
     assert ours.head is not None
     embedding, norm, head = ours.embedding, ours.norm, ours.head
-    first, *others = zip(_blocks(theirs, family), ours.layers.chain(), strict=True)
+    first, *others = zip(_blocks(theirs, family), _layers_of(ours), strict=True)
     multiplier = family.logits(theirs.config)
     yield family.embedding, embedding
     yield first[0].path, lambda x: first[1](ours.embedding_scale * x)
@@ -291,3 +331,19 @@ def stages_of(theirs: Any, ours: Backbone) -> Iterator[tuple[str, Callable[[Tens
     yield family.norm, lambda x: norm(x) / multiplier
     yield "lm_head", head
     yield "", lambda y: ours.capped(multiplier * y)
+
+
+def _layers_of(ours: Backbone) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Yield the layers; those that share a transformer remember the input of the first."""
+    first = ours.layers.chain()[0]
+    if not isinstance(first, SharedTransformer):
+        yield from ours.layers.chain()
+        return
+    shared, inputs = first, []
+
+    def layer(at: int, x: Tensor) -> Tensor:
+        inputs.append(x)
+        return shared.mix_layer(at, x, inputs[0], shared.empty_state(len(x), x.dtype, x.device)[at], None)[0]
+
+    for at in range(len(shared.chain())):
+        yield partial(layer, at)

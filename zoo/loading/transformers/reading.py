@@ -19,14 +19,16 @@ class Take(NamedTuple):
 
     Attributes:
         paths: their parameters, below their layer; several are stacked in rows. None at all: a constant
-            of theirs; ours is ones, and frozen.
+            of theirs; ours is that, and frozen.
         change: change of the whole, in the widest type: some of its rows, a multiplier that they apply in passing.
         shared: other parameters of ours take other rows of the same ones.
+        constant: all entries of ours if there are no paths.
     """
 
     paths: tuple[str, ...]
     change: Callable[[Tensor], Tensor] | None = None
     shared: bool = False
+    constant: float = 1.0
 
     def scaled(self, factor: float | Tensor) -> Take:
         """Return the same, multiplied by a number, or by one for each row."""
@@ -41,7 +43,7 @@ class Take(NamedTuple):
         return self._replace(change=change)
 
 
-ONES = Take(())
+ONES, ZEROS = Take(()), Take((), constant=0.0)
 
 Table = dict[str, Take]
 """Our parameter -> its source."""
@@ -64,12 +66,30 @@ def norm_weight(path: str, norm: Any) -> Take:
     return Take((f"{path}.weight",))
 
 
-LESS_ONE = ("Qwen3NextRMSNorm", "RecurrentGemmaRMSNorm")
+LESS_ONE = ("Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm", "RecurrentGemmaRMSNorm")
 
 
 def eps_of(norm: Any) -> float:
     """Return the epsilon of a norm of theirs."""
     return norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
+
+
+def exact_buffers(theirs: Any) -> dict[str, Tensor]:
+    """Return the frequencies of rope, or the decays of lightning attention, before a cast rounded them.
+
+    A buffer that is more than rounded is returned as it is.
+    """
+    kind, made = type(theirs).__name__, {}
+    if kind.endswith("RotaryEmbedding"):
+        made = dict(type(theirs)(theirs.config).named_buffers())
+    elif kind == "MiniMaxLightningAttention":
+        slopes = theirs.get_slope_rate()
+        decays = zip(("query_decay", "key_decay", "diagonal_decay"), theirs.decay_factors(slopes), strict=True)
+        made = {"slope_rate": slopes, **dict(decays)}
+    held = {name: theirs.get_buffer(name) for name in made}
+    return {
+        name: exact if torch.equal(exact.to(held[name]), held[name]) else held[name] for name, exact in made.items()
+    }
 
 
 class Part(NamedTuple):
@@ -106,13 +126,13 @@ class Weights:
         self.theirs, self.kind = theirs, type(theirs).__name__
         self.unread = {id(parameter): path for path, parameter in theirs.named_parameters()}
         self.found: dict[str, nn.Parameter] = {}
-        self.ones: list[str] = []
+        self.constants: dict[str, float] = {}
 
     def read(self, table: Table, their_path: str = "", our_path: str = "") -> None:
         """Copy the parameters of a table, theirs below one path, ours below the other."""
-        for name, (paths, change, shared) in table.items():
+        for name, (paths, change, shared, constant) in table.items():
             if not paths:
-                self.ones.append(join(our_path, name))
+                self.constants[join(our_path, name)] = constant
                 continue
             parts = [self._take(join(their_path, path), shared) for path in paths]
             kinds = {(str(part.dtype), str(part.device), f"requires_grad={part.requires_grad}") for part in parts}
@@ -124,15 +144,22 @@ class Weights:
             copied = torch.cat([part.detach() for part in parts]) if len(parts) > 1 else parts[0].detach().clone()
             if change is not None:
                 copied = change(copied.to(widest(copied.device))).to(copied.dtype).contiguous()
-            self.found[join(our_path, name)] = nn.Parameter(copied, parts[0].requires_grad)
+            self.found[join(our_path, name)] = nn.Parameter(copied, parts[0].requires_grad)  # a buffer's is False
 
     def _take(self, path: str, shared: bool) -> Tensor:
         owner, _, name = path.rpartition(".")
-        weight, layer = self.theirs.get_parameter(path), self.theirs.get_submodule(owner)
-        if self.unread.pop(id(weight), None) is None and not shared:
+        layer = self.theirs.get_submodule(owner)
+        weight = getattr(layer, name)
+        once = isinstance(weight, nn.Parameter) and not shared  # buffers are not counted
+        if self.unread.pop(id(weight), None) is None and once:
             raise ValueError(f"{self.kind}: {path} is read twice; only a head may share its weight, the embedding's")
         depthwise = type(layer) is nn.Conv1d and name == "weight"
         return weight.squeeze(1) if depthwise else weight
+
+    def leave_out(self, path: str) -> None:
+        """Count the parameters of a module that their model never runs as read."""
+        for parameter in self.theirs.get_submodule(path).parameters():
+            self.unread.pop(id(parameter), None)
 
     def fill(self, ours: nn.Module) -> None:
         """Put every parameter into `ours`, which was built on the meta device."""
@@ -140,8 +167,9 @@ class Weights:
             raise ValueError(f"{self.kind}: the zoo has no place for {few(list(self.unread.values()))}")
         shapes = {name: parameter.shape for name, parameter in ours.named_parameters()}
         like = next(iter(self.found.values()))
-        for name in self.ones:
-            self.found[name] = nn.Parameter(torch.ones(shapes[name], dtype=like.dtype, device=like.device), False)
+        for name, constant in self.constants.items():
+            value = torch.full(shapes[name], constant, dtype=like.dtype, device=like.device)
+            self.found[name] = nn.Parameter(value, False)
         for name, weight in self.found.items():
             if weight.shape != shapes[name]:
                 raise ValueError(

@@ -113,7 +113,7 @@ _CONFIGURED: Mapping[str, tuple[int, Mapping[str, Any]]] = {
     "hybrid": (16, {}),  # narrower ones reach d_model^2, as anything generic does
     "linoss": (4, {"d_state": 6}),
     "s4d": (4, {"d_state": 4, "dt_min": 0.1, "dt_max": 1.0}),
-    "ssd": (4, {"d_state": 4, "d_head": 4}),
+    **dict.fromkeys(("ssd", "log_linear_ssd"), (4, {"d_state": 4, "d_head": 4})),
 }
 """Where a mixer is not measured as it comes at d_model 4: d_model and options."""
 

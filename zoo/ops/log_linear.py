@@ -1,0 +1,121 @@
+"""Recurrences with a logarithmic number of states: a Fenwick tree over the positions so far."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from zoo.cores import core
+from zoo.ops.delta_rule import delta_product
+from zoo.ops.ssd import ssd
+from zoo.ops.time import valid_positions
+
+_CLEARED = -1e4  # a log-decay that leaves nothing
+
+
+def tree_positions(
+    seen: Int[Tensor, " batch"], seq_len: int, n_levels: int, lengths: Int[Tensor, " batch"] | None
+) -> tuple[Bool[Tensor, "batch 1 level seq"], Bool[Tensor, "batch 1 level seq"], Bool[Tensor, "batch 1 level seq"]]:
+    """Where each level of a Fenwick tree begins anew, is written and is read (Guo et al. 2506.04761, section 3.1).
+
+    Position t reads its own value at level 0, and at level l, if bit l - 1 of t is set, the 2^(l-1) positions that
+    share with t all bits above it and have a zero there. So level l begins anew at multiples of 2^l, is written in the
+    first half of that period and read in the second.
+
+    Args:
+        seen: positions of each row before the first.
+        seq_len: number of positions.
+        n_levels: levels of the tree, which holds 2^(n_levels - 1) positions.
+        lengths: valid positions of each row; beyond them no level begins anew.
+
+    Returns:
+        Three masks with an axis for heads.
+    """
+    position = seen.unsqueeze(1) + torch.arange(seq_len, device=seen.device)
+    period = 2 ** torch.arange(n_levels, device=seen.device).unsqueeze(1)
+    phase = position.unsqueeze(1) % period
+    begins, read = phase == 0, phase >= period // 2
+    written = begins | ~read
+    if lengths is not None:
+        begins = begins & valid_positions(lengths, seq_len).unsqueeze(1)
+    return begins.unsqueeze(1), written.unsqueeze(1), read.unsqueeze(1)
+
+
+@core("v", "batch head seq value")
+def log_linear_ssd(
+    q: Float[Tensor, "batch groups seq d_key"],
+    k: Float[Tensor, "batch groups seq d_key"],
+    v: Float[Tensor, "batch heads seq d_value"],
+    log_decay: Float[Tensor, "batch heads seq"],
+    weights: Float[Tensor, "batch heads level seq"],
+    seen: Int[Tensor, " batch"],
+    state: Float[Tensor, "batch heads level d_key d_value"],
+    lengths: Int[Tensor, " batch"] | None = None,
+) -> tuple[Float[Tensor, "batch heads seq d_value"], Float[Tensor, "batch heads level d_key d_value"]]:
+    """y_t = sum_l weights_t^l S_t^l^T q_t, S_t^l the state of `ssd` over the positions of level l of a Fenwick tree.
+
+    A level is a recurrence of its own, whose decay is zero where it begins anew and whose values are zero where it is
+    not written: one call of `ssd` with a head for each level. Time and memory are those of `ssd` times the levels.
+
+    Args:
+        q, k, v, log_decay: as of `ssd`.
+        weights: of each level at each position.
+        seen: positions of each row before the first.
+        state: of each level before the first position; its dtype is the one computed in.
+        lengths: valid positions of each row; padding must have values of zero and log-decays of zero.
+
+    Returns:
+        Outputs, and the states after the last position.
+    """
+    n_levels = weights.shape[2]
+    values, decays, read = _apart(v, log_decay, seen, n_levels, lengths)
+    y, final = ssd(q, k, values, decays, state.flatten(1, 2))
+    return _read(y, weights * read), final.unflatten(1, (-1, n_levels))
+
+
+@core("v", "batch head seq part value", "batch head seq value")
+def log_linear_delta_product(
+    q: Float[Tensor, "batch heads seq d_key"],
+    k: Float[Tensor, "batch heads seq steps d_key"],
+    v: Float[Tensor, "batch heads seq steps d_value"],
+    beta: Float[Tensor, "batch heads seq steps"],
+    log_decay: Float[Tensor, "batch heads seq"],
+    weights: Float[Tensor, "batch heads level seq"],
+    seen: Int[Tensor, " batch"],
+    state: Float[Tensor, "batch heads level d_key d_value"],
+    lengths: Int[Tensor, " batch"] | None = None,
+) -> tuple[Float[Tensor, "batch heads seq d_value"], Float[Tensor, "batch heads level d_key d_value"]]:
+    """`log_linear_ssd` of the delta rule: each level erases and decays as `delta_product`, and is written in its turn.
+
+    Args:
+        q, k, v, beta, log_decay: as of `delta_product`.
+        weights, seen, state, lengths: as of `log_linear_ssd`; padding must have strengths of zero.
+
+    Returns:
+        Outputs, and the states after the last position.
+    """
+    n_levels = weights.shape[2]
+    values, decays, read = _apart(v, log_decay, seen, n_levels, lengths)
+    q, k, beta = (t.repeat_interleave(n_levels, 1) for t in (q, k, beta))
+    y, final = delta_product(q, k, values, beta, decays, state.flatten(1, 2))
+    return _read(y, weights * read), final.unflatten(1, (-1, n_levels))
+
+
+def _apart(
+    v: Float[Tensor, "batch heads seq ..."],
+    log_decay: Float[Tensor, "batch heads seq"],
+    seen: Int[Tensor, " batch"],
+    n_levels: int,
+    lengths: Int[Tensor, " batch"] | None,
+) -> tuple[Tensor, Tensor, Bool[Tensor, "batch 1 level seq"]]:
+    """Return values and log-decays with a head for each level, and where each level is read."""
+    begins, written, read = tree_positions(seen, v.shape[2], n_levels, lengths)
+    values = v.unsqueeze(2) * written.view(*written.shape, *(1,) * (v.ndim - 3))
+    return values.flatten(1, 2), log_decay.unsqueeze(2).masked_fill(begins, _CLEARED).flatten(1, 2), read
+
+
+def _read(
+    y: Float[Tensor, "batch heads_levels seq d_value"], weights: Float[Tensor, "batch heads level seq"]
+) -> Float[Tensor, "batch heads seq d_value"]:
+    return (y.unflatten(1, weights.shape[1:3]) * weights.to(y.dtype).unsqueeze(4)).sum(2)

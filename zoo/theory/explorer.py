@@ -1,0 +1,63 @@
+"""The data of the explorer: how strongly a layer's outputs read their sources, and the error of its best H operators.
+
+The page is `zoo/report/explorer.html`; its data are plain:
+
+    {"noun": "mixer", "decades": DECADES, "inputs": [name, ...], "items": [{"name": ..., "variants": [
+        {"option": ..., "gradient": [[distance, norm], ...], "inputs": {name: `reading`}}, ...]}, ...]}
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from zoo.contract import SequenceMixer
+from zoo.theory.operator import OperatorError
+from zoo.theory.rank import tail_energies
+from zoo.theory.spectra import SpectrumRead, operator_norms
+from zoo.theory.weights import head_weights
+
+DECADES = 4
+"""Decades of strength that a picture shows."""
+
+_MOST_HEADS, _MOST_OPERATORS, _LEAST_ERROR = 8, 64, 1e-6
+
+
+def reading(layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"], read: SpectrumRead) -> dict[str, Any]:
+    """Return what the layer reads at an input, its spectrum, and the error of its best H operators, H = 1, 2, ...
+
+    Args:
+        layer: the layer; up to eight heads have pictures of their own.
+        x: where the pictures are read: `seq` squared bytes each.
+        read: spectrum of the layer's operator span, there or on a longer sequence.
+    """
+    if read.rank is None:
+        return {"spectrum": [], "errors": [], "norms": "", "weights": []}
+    try:
+        weights = head_weights(layer, x)[0]
+    except OperatorError:
+        weights = x.new_empty(0)
+    values = read.values.double() / (float(read.values[0]) or 1.0)
+    left = [error for error in tail_energies(values).sqrt()[1:].tolist() if error > _LEAST_ERROR]
+    return {
+        "spectrum": [*map(short, values[: min(read.rank, _MOST_OPERATORS)].tolist())],
+        "errors": [short(error) for error in [*left, 0.0][:_MOST_OPERATORS]],
+        "norms": _packed(operator_norms(layer, x)),
+        "weights": [_packed(each.abs()) for each in weights] if len(weights) <= _MOST_HEADS else [],
+    }
+
+
+def short(value: float) -> float:
+    """Return a number to three digits."""
+    return float(f"{float(value):.3g}")
+
+
+def _packed(matrix: Float[Tensor, "seq seq"]) -> str:
+    """Return a byte for each entry, its logarithm over `DECADES` below the largest."""
+    shares = matrix / matrix.max().clamp(min=1e-300)
+    levels = 255 * (1 + shares.clamp(min=1e-300).log10() / DECADES).clamp(min=0)
+    return base64.b64encode(levels.round().to(torch.uint8).cpu().numpy().tobytes()).decode()
