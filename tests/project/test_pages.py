@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
@@ -47,11 +48,17 @@ def test_the_verb_writes_all_pages(tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(capsys.readouterr().out.splitlines()) == len(MIXERS) + 1
 
 
-@pytest.fixture(scope="module")
-def site() -> Path:
-    """The site, built with a check that no link leads nowhere."""
-    python("-m", "tools.site")
-    return ROOT / "build" / "site"
+@pytest.fixture(scope="session")
+def site(testrun_uid: str) -> Path:
+    """The site, built with a check that no link leads nowhere; once for all processes, which would build over it."""
+    build = ROOT / "build"
+    build.mkdir(exist_ok=True)
+    stamp = build / "tested"
+    with FileLock(build / "tested.lock"):
+        if not stamp.exists() or stamp.read_text() != testrun_uid:
+            python("-m", "tools.site")
+            stamp.write_text(testrun_uid)
+    return build / "site"
 
 
 @pytest.mark.slow
