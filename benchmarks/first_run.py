@@ -82,8 +82,8 @@ def render(runs: list[FirstRun], measured: str) -> str:
 
 def summary(runs: list[FirstRun], measured: str) -> str:
     """Return the lines in the README."""
-    found = [f"{run.whole:.0f} s by {run.road} ({run.set_up:.0f} s of them set-up)" for run in runs]
-    lines = [f"From a fresh clone without caches to the trained model: {', '.join(found)},"]
+    found = [f"{run.whole:.0f} s with {run.road}, {run.set_up:.0f} s of it for set-up" for run in runs]
+    lines = [f"From a fresh clone without caches to a trained model: {'; '.join(found)},"]
     return "\n".join([*lines, f"on {measured} ([first_run.md](benchmarks/first_run.md))."]) + "\n"
 
 
@@ -96,7 +96,7 @@ def main() -> None:
         runs.append(measure(road, program))
         print(f"{road}: set-up {runs[-1].set_up:.0f} s, training {runs[-1].train:.0f} s", flush=True)
     # A figure that other work has spoilt says so by itself.
-    measured = describe_machine() + (f", with other work at a load of {load:.1f}" if load > 0.5 else "")
+    measured = describe_machine() + (f", at a load of {load:.1f} from other work" if load > 0.5 else "")
     write_atomically(TABLE, render(runs, measured))
     replace_in_page(README, "first run", summary(runs, measured))
 

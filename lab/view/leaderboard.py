@@ -67,20 +67,20 @@ Exit status: 0 when all that was begun is done, 1 when a cell failed, 2 for a co
 interrupted.
 """
 ABOUT = (
-    "All mixers have the same width, their authors' options, and a learning rate that two other seeds picked. A run "
-    "ends when it has solved its task, or after 2,400 steps. A score is the median over eight seeds on the test "
-    "split, at the longest length that is tested; behind it stands how many seeds solved the task, or else its 95 % "
-    "interval. The best median of a task is marked, even if too few seeds tell it from the next."
+    "All mixers have the same width, their authors' options, and a learning rate tuned on two other seeds. A run ends "
+    "when it has solved its task, or after 2,400 steps. A score is the median over eight seeds on the test split, at "
+    "the longest tested length, followed by its 95 % interval or by the number of seeds that solved the task. The best "
+    "median of a task is marked, even if the seeds are too few to separate it from the next."
 )
 NOTES = (
-    "A task is solved by a test score at nine tenths of the way from chance to a perfect one. Words of parity are "
-    "learned at length 16 and tested at 64.",
-    "Where a mixer has no convolution of its own, a residual one of four taps stands before it.",
-    "Rates are picked by validation, at half octaves (docs/tuning.md). For relative squared errors, lower is better. "
-    "An empty cell has not been run. Other runs share the machine during training.",
-    "An earlier leaderboard of 19 mixers on nine tasks is withdrawn. It had a convolution without a skip in front of "
-    "every block, with which the hybrid scored .27 on mqar with fresh seeds and without which it scored 1.00. It "
-    "judged the seed that had picked the rate, and ended after 600 steps, whether or not a run had converged.",
+    "A task is solved if the test score is at least nine tenths of the way from chance to a perfect score. Models train "
+    "on parity and a5_words at length 16 and are tested at 64.",
+    "A mixer without a convolution of its own gets a residual one of four taps before it.",
+    "Learning rates are tuned on validation, in half octaves (docs/tuning.md). For relative squared errors, lower is "
+    "better. An empty cell has not been run. Other runs share the machine during training.",
+    "An earlier leaderboard of 19 mixers on nine tasks is withdrawn. It put a convolution without a skip before every "
+    "block: with it the hybrid scored .27 on mqar with fresh seeds, without it 1.00. It also judged the seed on which "
+    "the rate was tuned, and stopped after 600 steps, converged or not.",
 )
 
 
@@ -243,7 +243,7 @@ def _value_at(row: MedianRow, steps: int) -> float | None:
 def _at_budget(steps: int) -> Column:
     return Column(
         f"at {steps:,}",
-        "median score by validation after these steps, or at the end of a run that had ended",
+        "median validation score after these steps, or at the end of runs that ended before",
         lambda row: score_text(row.score, _value_at(row, steps)),
         value=lambda row: _value_at(row, steps),
     )
@@ -258,7 +258,7 @@ CONVERGED = Column(
 )
 TIME = Column(
     "time of the runs",
-    "of all seeds, one by one",
+    "total over all seeds",
     lambda row: duration(sum(row.values("seconds"))),
     value=lambda row: sum(row.values("seconds")),
 )
@@ -390,10 +390,10 @@ def origin(records: Sequence[Record]) -> str:
         return "No cell has been run."
     commits, machines = ({each for record in records for each in record[key]} for key in ("commits", "machines"))
     seconds = sum(run["seconds"] or 0.0 for record in records for run in record["runs"])
-    of_code = f"{duration(seconds)} one by one, {count(len(commits), 'commit')} of the code"
+    of_code = f"{duration(seconds)} of runs, {count(len(commits), 'commit')} of the code"
     highest = max(map(float, read_experiment(FILE, task_names()[0]).tune[RATE]))
     at_end = sum(record["lr"] >= highest for record in records)
     made = f"{count(len(records), 'cell')}, {of_code}; {'; '.join(sorted(machines))}."
-    ends = f"In {at_end} of them the largest rate of the grid was picked: a larger one might score more."
+    ends = f"In {at_end} of them tuning picked the largest rate of the grid; a larger one might score higher."
     absent = [name for name in MIXERS if name not in {record["mixer"] for record in records}]
     return " ".join([made, ends, *([f"No cell yet: {', '.join(absent)}."] if absent else [])])

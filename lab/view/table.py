@@ -38,7 +38,7 @@ _MEANINGS = {
     "parameters": "trained numbers",
     "state bytes": "state after the sequence, batch of one; – if the mixer does not stream",
     "tokens/s": "positions per second of training",
-    "steps to 90 %": "median of the first step at nine tenths of the way from chance to a perfect score",
+    "steps to 90 %": "first step at nine tenths of the way from chance to a perfect score, median over seeds",
 }
 
 
@@ -57,7 +57,7 @@ COLUMNS = (
     Column("seeds", "", lambda row: row.seeds, value=lambda row: len(row.values()), more_first=True),
     Column(
         "solved",
-        "runs whose test score is at nine tenths of the way from chance to a perfect score or better",
+        "runs whose test score is at least nine tenths of the way from chance to a perfect score",
         lambda row: "{} of {}".format(*row.solved) if row.solved and row.solved[1] > 1 else "",
         value=lambda row: row.solved[0] / row.solved[1] if row.solved else None,
         more_first=True,
@@ -65,19 +65,19 @@ COLUMNS = (
     *(_fact(heading, name) for heading, name in FACTS.items()),
     Column(
         BASELINE,
-        "score of the best guess that counts the tokens read so far, in whatever order",
+        "score of the best guess from the counts of the tokens read so far",
         lambda row: score_text(row.score, row.baseline),
         value=lambda row: row.baseline,
     ),
     Column(
         "lr",
-        "learning rate that a sweep picked",
+        "tuned learning rate",
         lambda row: plain(row.options["lr"]) if row.window else "",
         value=lambda row: row.options["lr"] if row.window else None,
     ),
     Column(
         WINDOW,
-        "width of the range of learning rates that score nearly as well",
+        "range of learning rates that score nearly as well",
         lambda row: window_text(row.window),
         value=lambda row: row.window["octaves"] if row.window else None,
         more_first=True,
