@@ -73,8 +73,8 @@ ABOUT = (
     "median of a task is marked, even if the seeds are too few to separate it from the next."
 )
 NOTES = (
-    "A task is solved if the test score is at least nine tenths of the way from chance to a perfect score. Models train "
-    "on parity and a5_words at length 16 and are tested at 64.",
+    "A task is solved if the test score is at least nine tenths of the way from chance to a perfect score. Models "
+    "train on parity and a5_words at length 16 and are tested at 64.",
     "A mixer without a convolution of its own gets a residual one of four taps before it.",
     "Learning rates are tuned on validation, in half octaves (docs/tuning.md). For relative squared errors, lower is "
     "better. An empty cell has not been run. Other runs share the machine during training.",
