@@ -346,11 +346,25 @@ ERRORS = [
     Planted("inexact chunks in bfloat16", "bfloat16", Recurrence, "stream", inexact_chunks),
     Planted("division by small decays", "large_inputs", Recurrence, "scan", divides_by_decays),  # fla#547
     Planted(
+        "exponential of large numbers alone",
+        "large_inputs",
+        LongConv,
+        "forward",
+        lambda f, self, x: f(self, x) + (x / 8).exp(),
+    ),
+    Planted(
         "division by inputs",
         "tiny_inputs",
         LongConv,
         "forward",
         lambda f, self, x: f(self, x) / x.abs().clamp(max=1e-3).round(),
+    ),
+    Planted(
+        "division by a norm of zero",
+        "tiny_inputs",
+        LongConv,
+        "forward",
+        lambda f, self, x: f(self, x) + x / x.norm(dim=2, keepdim=True),
     ),
     Planted("value that is not affine", "operator", Marked, "values", lambda f, self, x: f(self, x).tanh()),
     Planted("other numbers", "compiles", torch, "compile", lambda f, code, **_: lambda x: 1.01 * code(x)),
