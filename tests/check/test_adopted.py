@@ -328,10 +328,10 @@ class Bare(nn.Module):
         return x.cumsum(1)
 
 
-@pytest.mark.parametrize("cls", [Configurable, Wide, Bare])
+@pytest.mark.parametrize("cls", [Configurable, Wide, Bare, nn.Identity])
 def test_a_width_of_any_usual_name_is_found(cls: type[nn.Module]) -> None:
     check(cls, d_model=8, only=["causality"]).raise_if_failed()
-    name = f"{__name__}:{cls.__name__}"
+    name = f"{cls.__module__}:{cls.__name__}"
     assert zoo.create_mixer(name, 8)(torch.ones(1, 3, 8)).shape == (1, 3, 8)
     if cls is Wide:
         assert zoo.create_mixer(name, 8, heads=3, dim=8).module.heads == 3

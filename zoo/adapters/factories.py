@@ -55,7 +55,7 @@ def with_width(factory: Factory, d_model: int, options: Mapping[str, Any]) -> tu
     first = next(iter(signature_of(factory).parameters.values()), None)
     if first is None or first.name in options or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
         return (), dict(options)
-    if first.name in CONFIGS and isinstance(first.annotation, type):
+    if _is_config(first) and isinstance(first.annotation, type):
         arguments, named = with_width(first.annotation, d_model, {})
         return (first.annotation(*arguments, **named),), dict(options)
     return (d_model,), dict(options)
@@ -68,10 +68,14 @@ def widths_of(factory: Factory) -> list[str]:
     return ["d_model"] if "d_model" in found else found
 
 
+def _is_config(parameter: inspect.Parameter) -> bool:
+    return parameter.name in CONFIGS and parameter.kind is not parameter.VAR_POSITIONAL
+
+
 def config_hint(factory: Factory) -> str:
     """Return how to build a class that takes a configuration of an unknown class; empty for any other."""
     first = next(iter(signature_of(factory).parameters.values()), None)
-    if first is None or first.name not in CONFIGS:
+    if first is None or not _is_config(first):
         return ""
     name = getattr(factory, "__name__", "Mixer")
     example = f"class Mine({name}): def __init__(self, d_model): super().__init__(Config(hidden_size=d_model))"
