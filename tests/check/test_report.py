@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from tests import refused
+from tests.browser import fits_every_screen
 from tests.check.modules import Recurrence
 from tests.check.planted import ERRORS
 from zoo import create_mixer
@@ -108,3 +110,11 @@ def test_a_page_holds_findings_plots_and_commands_and_needs_no_network() -> None
     assert all(text.index("causality") < text.index(f"<th>{finding.property}<") for finding in report.findings)
     assert "zoo check &#39;&lt;b&gt;&#39;" in text
     assert "<img" not in as_html(Report("name", report.setting, (failed,)))
+
+
+@pytest.mark.slow
+def test_the_page_fits_every_screen(tmp_path: Path, browser: Any) -> None:
+    report = check("linear_attention", d_model=8, only=["chunked", "rank", "gradient_decay", "padding"])
+    failed = Finding("causality", "failed", "a sentence of what was seen " * 9, f"zoo check {'path/' * 30}")
+    (tmp_path / "found.html").write_text(as_html(Report("name", report.setting, (*report.findings, failed))), "utf-8")
+    fits_every_screen(browser, (tmp_path / "found.html").as_uri())

@@ -34,6 +34,7 @@ from lab.view.page import as_page
 from lab.view.table import COLUMNS, columns_of, section_of, table_of
 from lab.view.tensorboard import MIXER, lay_out
 from tests import ROOT, python
+from tests.browser import fits_every_screen, reached_by_keyboard
 from zoo import __main__ as command
 from zoo.report.numbers import NOTHING
 
@@ -542,6 +543,13 @@ def test_a_click_on_a_legend_acts_on_all_charts(written: Path, browser: Any) -> 
     assert page.address() == {"hide": ["attention n_heads=1"]}
     assert page.shown("tr.off td:first-child") == ["attention n_heads=1"]
     assert page.rows() == ["attention n_heads=2", "attention n_heads=1", "lstm", *LINEAR]
+
+
+@pytest.mark.slow
+def test_the_page_fits_every_screen_and_is_used_by_keyboard(written: Path, browser: Any) -> None:
+    fits_every_screen(browser, written.as_uri())
+    Page(browser, written)
+    assert reached_by_keyboard(browser, "form :is(select, input, button), th button, td a")
 
 
 def test_each_seed_links_to_its_run_and_names_are_no_markup(varied: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
 from tests import ROOT, python
+from tests.browser import fits_every_screen
 from zoo import Backbone, docstrings, pages
 from zoo import __main__ as command
 from zoo.lookup import Registry
@@ -74,16 +75,7 @@ def site(testrun_uid: str) -> Path:
     ],
 )
 def test_a_page_of_the_site_fits_every_screen_in_both_colours(page: str, site: Path, browser: Any) -> None:
-    for width, colour in ((390, "light"), (390, "dark"), (800, "dark"), (1400, "light")):
-        media = {"features": [{"name": "prefers-color-scheme", "value": colour}]}
-        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        browser.get("about:blank")
-        browser.get(f"{site.as_uri()}/{page}")
-        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-        assert [entry["message"] for entry in browser.get_log("browser")] == []
-    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    fits_every_screen(browser, f"{site.as_uri()}/{page}")
 
 
 @pytest.mark.slow
@@ -146,7 +138,7 @@ def test_the_layers_of_a_model_are_explored_by_the_same_page(tmp_path: Path, bro
     whole = browser.execute_script("return document.querySelector('canvas').toDataURL()")
     Select(browser.find_element("id", "head0")).select_by_index(2)
     assert browser.execute_script("return document.querySelector('canvas').toDataURL()") != whole
-    assert [entry["message"] for entry in browser.get_log("browser")] == []
+    fits_every_screen(browser, browser.current_url)
 
 
 class Whole:

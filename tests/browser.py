@@ -1,0 +1,44 @@
+"""What every page must do in a browser."""
+
+from itertools import product
+from typing import Any
+
+WIDTHS = (390, 800, 1400)
+COLOURS = ("light", "dark")
+
+
+def fits_every_screen(browser: Any, address: str) -> None:
+    """The page is no wider than the screen, has the colour that is preferred, and its console says nothing."""
+    browser.get_log("browser")  # of the pages before
+    for width, colour in product(WIDTHS, COLOURS):
+        media = {"features": [{"name": "prefers-color-scheme", "value": colour}]}
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        browser.get("about:blank")
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        browser.get(address)
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width, (width, colour)
+        red, green, blue = browser.execute_script(
+            "const of = (e) => getComputedStyle(e).backgroundColor.match(/[.\\d]+/g).map(Number);"
+            "const all = [document.body, document.documentElement].map(of);"
+            "return (all.find((c) => c.length < 4 || c[3] > 0) || [255, 255, 255]).slice(0, 3)"
+        )
+        assert (red + green + blue > 380) == (colour == "light"), (width, colour)
+        assert [entry["message"] for entry in browser.get_log("browser")] == []
+        browser.execute_script("localStorage.clear()")  # where a page keeps the colour of the first visit
+    browser.get("about:blank")
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def reached_by_keyboard(browser: Any, selector: str) -> bool:
+    """Whether Tab reaches every shown element."""
+    from selenium.webdriver.common.keys import Keys
+
+    shown = "[...document.querySelectorAll(arguments[0])].filter(e => e.checkVisibility())"
+    assert browser.execute_script(f"window.left = new Set({shown}); return left.size", selector)
+    for _ in range(500):
+        browser.switch_to.active_element.send_keys(Keys.TAB)
+        if not browser.execute_script("left.delete(document.activeElement); return left.size"):
+            return True
+    return False
