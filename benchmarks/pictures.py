@@ -1,7 +1,7 @@
-"""Make the screenshots of the README: the page of `zoo compare`, and TensorBoard over the same runs.
+"""Make the screenshots of the pages: `zoo compare`, and TensorBoard's means and layers over the same runs.
 
     python benchmarks/pictures.py        trains sixteen tiny runs, some minutes on two cores, and writes
-                                         docs/compare.png and docs/tensorboard.png
+                                         docs/compare.png, docs/tensorboard.png and docs/figures/layers.png
 
 Runs are kept in --run_dir: the same command goes on with the unfinished ones. Needs chromium and chromedriver on the
 PATH.
@@ -20,23 +20,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from lab.view import group_runs, read_runs  # noqa: E402
 from lab.view.command import write_comparison  # noqa: E402
-from lab.view.tensorboard import lay_out, serve  # noqa: E402
+from lab.view.tensorboard import MIXER, lay_out, serve  # noqa: E402
 from zoo.report.files import write_atomically  # noqa: E402
 
 SWEEPS = {
     "mqar": "--mixer attention,hybrid,lstm,diagonal_ssm --task mqar --task.vocab_size 128 --task.seq_len 32 "
     "--task.n_pairs 4 --task.n_train 12800 --task.n_val 200 --task.n_test 500 --task.test_lengths [64,96] --d_model 32 "
-    "--batch_size 32 --trainer.max_steps 300 --trainer.val_check_interval 30",
-    "heads": "--mixer factorized --mixer.n_heads 1,2,3,4 --task ssm_teacher --backbone bare --trainer.max_steps 200",
+    "--batch_size 32 --trainer.max_steps 300 --trainer.val_check_interval 30 --figures_every 60",
+    "heads": "--mixer factorized --mixer.n_heads 1,2,3,4 --task ssm_teacher --backbone bare --trainer.max_steps 200 "
+    "--figures_every 0",
 }
-COMMON = "--trainer.accelerator cpu --figures_every 0 --seed 0-1 --slots 1"
-PAGE, BOARD = ROOT / "docs" / "compare.png", ROOT / "docs" / "tensorboard.png"
+COMMON = "--trainer.accelerator cpu --seed 0-1 --slots 1"
+DOCS = ROOT / "docs"
 
 
 @contextmanager
@@ -65,7 +67,7 @@ def photograph(address: str, width: int, height: int, seconds: float) -> bytes:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train what is missing, and take both pictures."""
+    """Train what is missing, and take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run_dir", type=Path, default=Path("runs/pictures"), help="where runs are kept")
     runs = parser.parse_args(argv).run_dir
@@ -75,10 +77,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     groups = group_runs(read_runs(runs))
     with tempfile.TemporaryDirectory(prefix="pictures-") as folder:
         write_comparison(groups, Path(folder, "page"))
-        write_atomically(PAGE, photograph(Path(folder, "page", "compare.html").as_uri(), 1400, 1400, 8))
+        write_atomically(DOCS / "compare.png", photograph(Path(folder, "page", "compare.html").as_uri(), 1400, 1400, 8))
         lay_out(groups, Path(folder, "board"))
         address = serve(Path(folder, "board"), None)
-        write_atomically(BOARD, photograph(f"{address}#custom_scalars&_smoothingWeight=0", 1500, 900, 30))
+        address += f"?smoothing=0&runColorGroup={quote(f'regex:{MIXER}')}"
+        write_atomically(
+            DOCS / "tensorboard.png", photograph(f"{address}#custom_scalars&_smoothingWeight=0", 1500, 900, 30)
+        )
+        layers = f"{address}&tagFilter=theory/layer#timeseries"
+        write_atomically(DOCS / "figures" / "layers.png", photograph(layers, 1500, 900, 30))
 
 
 if __name__ == "__main__":

@@ -400,14 +400,14 @@ def _exponent(lengths: tuple[int, ...], seconds: list[float]) -> float:
 
 @plots.styled
 def _scaling_figure(lengths: tuple[int, ...], times: dict[str, list[float]]) -> str:
-    figure, (axes,) = plots.new_figure(legends=plots.legend_columns(len(times)))
-    for at, (name, seconds) in enumerate(sorted(times.items())):
-        style = plots.line_style(name, at, len(times))
-        axes.loglog(lengths, [1e3 * each for each in seconds], **style, label=name)
+    figure, (axes,) = plots.new_figure()
+    styles = plots.line_styles(sorted(times))
+    for name, style in styles.items():
+        axes.loglog(lengths, [1e3 * each for each in times[name]], **style)
     axes.set(xlabel="length", ylabel="forward + backward, ms", title="Time of a training pass against length")
     axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
     axes.minorticks_off()
-    plots.legend_beside(axes, "mixer")
+    plots.name_lines(axes)
     target = ROOT / "docs" / "figures" / "scaling.png"
     if len(times) > 2:  # the smoke test leaves the published figure alone
         plots.save_png(figure, target)

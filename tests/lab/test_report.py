@@ -143,6 +143,15 @@ def test_a_picture_has_one_style_and_the_same_bytes_whatever_the_users_settings_
         assert matplotlib.rcParams["font.size"] == 20
 
 
+@pytest.mark.parametrize(("count", "rows", "columns"), [(1, 1, 1), (2, 1, 2), (3, 2, 2), (4, 2, 2)])
+def test_figures_are_one_array_two_in_a_row(count: int, rows: int, columns: int) -> None:
+    figures = [plots.new_figure()[0] for _ in range(count)]
+    height, width, channels = plots.as_pixels(figures[0]).shape
+    pixels = plots.as_pixels(*figures)
+    assert (pixels.shape, channels) == ((rows * height, columns * width, 3), 3)
+    assert (pixels[-height:, -width:] == 255).all() == (count == 3)
+
+
 # The terminal
 
 

@@ -9,7 +9,7 @@ import functools
 import io
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
@@ -43,7 +43,7 @@ _LISTED = (
     *("lru", "hgrn2", "s5", "gdn2", "rg_lru", "identity", "factorized", "lightning_attention", "capped_mlstm"),
     *("parallel_hybrid", "mla", "gated_conv", "differential_attention", "forgetting_attention", "path_attention"),
     *("head_hybrid", "moba", "nsa", "log_linear_gated_delta_net", "log_linear_ssd", "gsa", "comba", "mesa_net"),
-    *("titans", "linoss"),
+    *("titans", "linoss", "rwkv6", "dsa", "deltaformer"),
 )
 """Mixers whose looks follow from their places, those most often compared first. Never reorder: only append."""
 _OTHERS = 56  # looks from this one on are those of mixers that are not listed
@@ -66,7 +66,7 @@ _PANEL = (6.0, 4.2)  # inches; legible in TensorBoard's panes
 _NAME, _NAME_LENGTH, _NEAR_THE_EDGE = 8, 28, 0.8  # points and characters of a line's name; share of the width
 _LEADER: dict[str, Any] = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 2, "shrinkB": 3}  # from a name to its line
 _DISTANCES = (5, 12, 20, 30, 42)  # points from the end of a line to its name, within the axes
-_LEGEND, _LEGEND_LINES = 1.6, 18  # width and length of a column of a legend beside the axes
+_COLOURED, _GREY = 8, "#c3c8ce"  # lines of a panel that have their colours, and the colour of the others
 
 
 def styled(draw: Callable[P, R]) -> Callable[P, R]:
@@ -85,18 +85,15 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
 
 
 @styled
-def new_figure(
-    n_columns: int = 1, n_rows: int = 1, *, legends: int = 0, width: float = _PANEL[0]
-) -> tuple[Figure, list[Axes]]:
+def new_figure(n_columns: int = 1, n_rows: int = 1, *, width: float = _PANEL[0]) -> tuple[Figure, list[Axes]]:
     """Return a figure of equal panels, and its axes row by row.
 
     Args:
         n_columns: panels side by side.
         n_rows: panels one below the other.
-        legends: columns of legend beside each panel, to make room for; see `legend_columns`.
         width: width of a panel, in inches.
     """
-    figure_size = (n_columns * (width + _LEGEND * legends), n_rows * _PANEL[1])
+    figure_size = (n_columns * width, n_rows * _PANEL[1])
     figure = require_extra("matplotlib.figure").Figure(figsize=figure_size)
     return figure, list(figure.subplots(n_rows, n_columns, squeeze=False).flat)
 
@@ -129,10 +126,21 @@ def look_of(mixer: str) -> Look:
     return nth_look(_OTHERS + zlib.crc32(mixer.encode()) % (len(COLOURS) * len(MARKERS) - _OTHERS))
 
 
-def line_style(mixer: str, at: int, count: int) -> dict[str, Any]:
-    """Return the look of a mixer and a width, thinner for later lines: one under another shows at its sides."""
-    look = look_of(mixer)
-    return {"color": look.colour, "marker": look.marker, "markevery": 0.1, "linewidth": 3.0 - 2.0 * at / count}
+def line_styles(mixers: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return how to draw the line of each mixer: at most eight have their looks, those most often compared.
+
+    The others are grey, and their labels begin with "_", so that they are not named. Later lines are thinner: one under
+    another shows at its sides.
+    """
+    order = {mixer: at for at, mixer in enumerate(_LISTED)}
+    named = sorted(mixers, key=lambda mixer: order.get(mixer, -1))[:_COLOURED]  # those of the user first
+    styles: dict[str, dict[str, Any]] = {}
+    for at, mixer in enumerate(mixers):
+        look = look_of(mixer)
+        width = {"linewidth": 3.0 - 2.0 * at / len(mixers)}
+        shown = {"color": look.colour, "marker": look.marker, "markevery": 0.1, "label": mixer, "zorder": 3}
+        styles[mixer] = shown | width if mixer in named else {"color": _GREY, "linewidth": 0.8, "label": f"_{mixer}"}
+    return styles
 
 
 def whole_numbers() -> Any:
@@ -227,15 +235,18 @@ def _name_within(axes: Axes, line: Any) -> None:
     axes.annotate(_named(line), line.get_xydata()[-1], offset, color=line.get_color(), fontsize=_NAME, **near)
 
 
-def legend_beside(axes: Axes, title: str) -> None:
-    """Draw a legend to the right of the axes, so that it covers no line."""
-    columns = legend_columns(len(axes.get_legend_handles_labels()[1]))
-    axes.legend(title=title, ncols=columns, loc="upper left", bbox_to_anchor=(1.0, 1.02))
-
-
-def legend_columns(lines: int) -> int:
-    """Return the number of columns of a legend beside its axes."""
-    return -(-lines // _LEGEND_LINES)
+def as_pixels(*figures: Figure) -> Any:
+    """Return figures of one size as an array (height, width, 3) of bytes, two in a row; what is left over is white."""
+    np, canvas = require_extra("numpy"), require_extra("matplotlib.backends.backend_agg").FigureCanvasAgg
+    panels = []
+    for figure in figures:
+        drawn = canvas(figure)
+        drawn.draw()
+        panels.append(np.asarray(drawn.buffer_rgba())[..., :3])
+    columns = min(2, len(panels))
+    panels += [np.full_like(panels[0], 255)] * (len(panels) % columns)
+    rows = [np.concatenate(panels[at : at + columns], axis=1) for at in range(0, len(panels), columns)]
+    return np.concatenate(rows)
 
 
 def as_png(figure: Figure) -> bytes:

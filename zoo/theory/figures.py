@@ -5,6 +5,7 @@ A picture of one layer is legible in TensorBoard's panes.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from zoo.report.plots import legend_beside, legend_columns, line_style, new_figure, styled, whole_numbers
+from zoo.report.plots import line_styles, name_lines, new_figure, styled, whole_numbers
 from zoo.theory.columns import decay_text, rank_text
 from zoo.theory.gradients import DecayRate, Gradient, GradientProfile, fit_window
 from zoo.theory.rank import tail_energies
@@ -112,23 +113,27 @@ def heads_over_training_figure(steps: Sequence[int], heads: Mapping[float, Seque
 @styled
 def comparison_figure(rows: Sequence[Measurement]) -> Figure:
     """Draw mixers next to each other: error against heads, cost against length, both gradients."""
-    figure, (errors, costs, noise, highway) = new_figure(2, 2, legends=legend_columns(len(rows)))
-    for at, row in enumerate(rows):
-        style = line_style(row.name, at, len(rows))
-        points = error_by_heads(row.read.values) if row.read.rank is not None else ((), ())
-        errors.plot(*points, **style, label=f"{row.name}, k = {rank_text(row.read)}")
-        label = f"{row.name}, {row.cost.time_exponent:.1f}"
-        costs.plot(row.cost.lengths, row.cost.seconds, **style, label=label)
+    figure, (errors, costs, noise, highway) = new_figure(2, 2)
+    styles = line_styles([row.name for row in rows])
+    for row in rows:
+        style = styles[row.name]
+        name = style.pop("label")
+        if row.read.rank is not None:
+            heads, error = error_by_heads(row.read.values)
+            in_sight = [max(each, _LEAST_ERROR) for each in error]
+            errors.plot(heads, in_sight, **style, label=f"{name}, k = {rank_text(row.read)}")
+        costs.plot(row.cost.lengths, row.cost.seconds, **style, label=f"{name}, {row.cost.time_exponent:.1f}")
     for axes in (errors, costs):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
-    errors.set(title="Error against number of heads", xlabel="heads H", ylabel="relative error of the best H heads")
-    errors.set_ylim(_LEAST_ERROR, 2)
-    costs.set(title="Time against length", xlabel="length (tokens)", ylabel="forward and backward pass (s)")
-    legend_beside(errors, "interaction rank")
-    legend_beside(costs, "exponent")
+    errors.set(xlabel="heads H", ylabel="relative error of the best H heads", ylim=(_LEAST_ERROR, 2))
+    errors.set_title("Error against number of heads; k, the interaction rank")
+    costs.set(
+        xlabel="length (tokens)", ylabel="forward and backward pass (s)", title="Time against length, and exponent"
+    )
     _draw_gradients(noise, highway, {row.name: (row.noise, row.highway) for row in rows})
+    name_lines(errors, costs, noise, highway)
     return figure
 
 
@@ -139,29 +144,32 @@ def gradient_comparison_figure(gradients: Mapping[str, tuple[Gradient, Gradient 
     Args:
         gradients: name -> (on noise, on highway input; None where the mixer knows none).
     """
-    figure, (noise, highway) = new_figure(2, legends=legend_columns(len(gradients)))
+    figure, (noise, highway) = new_figure(2)
     _draw_gradients(noise, highway, gradients)
+    name_lines(noise, highway)
     return figure
 
 
 def _draw_gradients(noise: Axes, highway: Axes, gradients: Mapping[str, tuple[Gradient, Gradient | None]]) -> None:
-    least, most = math.inf, 0.0
-    for at, (name, (random, offered)) in enumerate(gradients.items()):
-        style = line_style(name, at, len(gradients))
-        taus, median = _medians(random.profile)
-        least, most = min([least, *median]), max([most, *median])
-        noise.plot(taus, median, **style, label=name)
+    styles, medians = (
+        line_styles([*gradients]),
+        {name: _medians(random.profile) for name, (random, _) in gradients.items()},
+    )
+    reached = [value for _, median in medians.values() for value in median]
+    most = max(reached, default=1.0)  # of mixers that mix no positions there is nothing to see
+    least = max(min(reached, default=1.0) / 3, most * _LEAST_GRADIENT)
+    for name, (_, offered) in gradients.items():
+        style = styles[name]
+        taus, median = medians[name]
+        if seen := sum(1 for _ in itertools.takewhile(lambda value: value >= least, median)):
+            noise.plot(taus[:seen], median[:seen], **style)  # up to where it leaves the picture
         if offered is not None:
             highway.plot(taus, median, color=style["color"], linewidth=1, alpha=0.6, linestyle=":")
-            highway.plot(*_medians(offered.profile), **style, label=name)
+            highway.plot(*_medians(offered.profile), **style)
     _name_gradient_axes(noise, "Gradient on random input")
     _name_gradient_axes(highway, "Gradient on highway input (dotted: random input)")
-    if most:  # of mixers that mix no positions there is nothing to see
-        noise.set_ylim(max(least / 3, most * _LEAST_GRADIENT), most * 5)
-    legend_beside(noise, "mixer")
-    if highway.lines:
-        legend_beside(highway, "highway known")
-    else:
+    noise.set_ylim(least, most * 5)
+    if not highway.lines:
         highway.text(0.5, 0.5, "no highway known", ha="center", va="center", transform=highway.transAxes)
 
 

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import FSDPModule
 
 from zoo.backbone import Backbone
+from zoo.report.plots import as_pixels
 from zoo.theory.figures import (
     gradient_decay_figure,
     heads_over_training_figure,
@@ -35,7 +36,7 @@ class TheoryFigures(Callback):
     """Log, per layer, the operator at a validation example: heat map, spectrum, gradient against distance, heads.
 
     Scalars `theory/layer <i>/heads for <e> %` and `theory/layer <i>/interaction rank`; a picture `theory/layer <i>` of
-    the operator, its spectrum, the gradient and, from the second reading on, the heads, side by side. Each layer's
+    the operator, its spectrum, the gradient and, from the second reading on, the heads, two in a row. Each layer's
     mixer is read at its input, in float64, on the CPU and on a copy: training and its random draws are not affected.
 
     Args:
@@ -133,7 +134,7 @@ class TheoryFigures(Callback):
                 for scalar, value in scalars.items():
                     logger.experiment.add_scalar(scalar, value, step)
             if panels:
-                logger.experiment.add_figure(tag, panels, step)  # side by side: one card
+                logger.experiment.add_image(tag, as_pixels(*panels), step, dataformats="HWC")  # one card
 
     def _examples(self, trainer: L.Trainer) -> Tensor | None:
         """Return the first validation examples, cut to max_seq_len; None without validation data."""
