@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests import slow
 from tests.ops.test_slstm import cotangents, draw, results
 from tests.tolerances import assert_close
 
@@ -13,6 +14,7 @@ pytest.importorskip("triton")
 from zoo.ops import transforms
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+LONG = 1000 if DEVICE == "cuda" else 130  # a position interpreted takes 30 ms
 
 
 @pytest.mark.parametrize(
@@ -22,7 +24,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
         ((17, 1, 7, 5), 2.0, True),  # more rows than a program has
         ((1, 1, 5, 4), 1000.0, False),  # gates far beyond what float32 can exponentiate
         ((1, 2, 4, 70), 2.0, False),  # more channels than are computed at once
-        pytest.param((1, 1, 1000, 4), 2.0, True, marks=pytest.mark.slow),
+        slow((1, 1, LONG, 4), 2.0, True),
     ],
     ids=str,
 )
