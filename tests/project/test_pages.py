@@ -15,7 +15,7 @@ from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
 from tests import ROOT, python
-from tests.browser import fits_every_screen
+from tests.browser import fits_every_screen, reached_by_keyboard
 from zoo import Backbone, docstrings, pages
 from zoo import __main__ as command
 from zoo.lookup import Registry
@@ -76,6 +76,17 @@ def site(testrun_uid: str) -> Path:
 )
 def test_a_page_of_the_site_fits_every_screen_in_both_colours(page: str, site: Path, browser: Any) -> None:
     fits_every_screen(browser, f"{site.as_uri()}/{page}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "controls"),
+    [("gallery.html", "select, input, .card"), ("leaderboard_table.html", "select, input, button, a, .cell")],
+)
+def test_the_keyboard_reaches_everything(page: str, controls: str, site: Path, browser: Any) -> None:
+    browser.get("about:blank")
+    browser.get(f"{site.as_uri()}/{page}")
+    assert reached_by_keyboard(browser, controls)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training import small
+from zoo.report.plots import as_pixels, new_figure
 from zoo.theory.layers import layer_inputs
 from zoo.theory.operator import interaction
 from zoo.theory.rank import interaction_rank
@@ -62,7 +63,8 @@ def test_along_training_heads_become_curves_and_a_figure(tmp_path: Path) -> None
     assert [point.step for point in points] == [0, 4, 8]
     assert [point.value for point in points] == callback.heads["layer 1: attention"][0.01]
     (image,) = found.Images("theory/layer 1")
-    assert (image.step, image.width > 3 * image.height) == (8, True)  # four panels side by side
+    height, width, _ = as_pixels(new_figure()[0]).shape
+    assert (image.step, image.height, image.width) == (8, 2 * height, 2 * width)  # four panels
 
 
 @pytest.mark.usefixtures("unpainted")
