@@ -323,8 +323,7 @@ def _delta_net(theirs: Any) -> Part:
         "dt_proj.weight": several("in_proj_ba", pair, 1),
     }
     table |= same("norm.weight", "out_proj.weight")
-    options, common, fields = _delta_net_sizes(theirs)
-    return Part(options | {"norm_eps": eps_of(theirs.norm)}, common | table, fields)
+    return _gated_delta_net(theirs, theirs.norm, table)
 
 
 def _qwen3_5_delta_net(theirs: Any) -> Part:
@@ -335,8 +334,7 @@ def _qwen3_5_delta_net(theirs: Any) -> Part:
         beta_proj__weight="in_proj_b.weight",
         dt_proj__weight="in_proj_a.weight",
     ) | same("norm.weight", "out_proj.weight")
-    options, common, fields = _delta_net_sizes(theirs)
-    return Part(options | {"norm_eps": eps_of(theirs.norm)}, common | table, fields)
+    return _gated_delta_net(theirs, theirs.norm, table)
 
 
 def _olmo_hybrid_delta_net(theirs: Any) -> Part:
@@ -349,9 +347,7 @@ def _olmo_hybrid_delta_net(theirs: Any) -> Part:
         norm__weight="o_norm.weight",
         out_proj__weight="o_proj.weight",
     )
-    options, common, fields = _delta_net_sizes(theirs)
-    options |= {"norm_eps": eps_of(theirs.o_norm), "beta_max": 2.0 if theirs.allow_neg_eigval else 1.0}
-    return Part(options, common | table, fields)
+    return _gated_delta_net(theirs, theirs.o_norm, table, beta_max=2.0 if theirs.allow_neg_eigval else 1.0)
 
 
 def _kimi_delta(theirs: Any) -> Part:
@@ -377,8 +373,8 @@ def _kimi_delta(theirs: Any) -> Part:
     return Part(options, table, {"hidden_act": (theirs.activation, "silu")})
 
 
-def _delta_net_sizes(theirs: Any) -> Part:
-    """Read the common part of all gated DeltaNets."""
+def _gated_delta_net(theirs: Any, norm: nn.Module, table: Table, **more: Any) -> Part:
+    """Read what is common to all gated DeltaNets, besides the table of their projections and further options."""
     d_key, d_value = theirs.head_k_dim, theirs.head_v_dim
     expand = max(1, d_value // d_key)
     options = {
@@ -387,12 +383,14 @@ def _delta_net_sizes(theirs: Any) -> Part:
         "d_head": d_key,
         "expand": expand,
         "d_conv": theirs.conv_kernel_size,
+        "norm_eps": eps_of(norm),
     }
     fields: Fields = {
         "hidden_act": (theirs.activation, "silu"),
         "linear_value_head_dim": (d_value, expand * d_key),
     }
-    return Part(options, same("A_log", "dt_bias") | take(conv__weight="conv1d.weight"), fields)
+    common = same("A_log", "dt_bias") | take(conv__weight="conv1d.weight")
+    return Part(options | more, common | table, fields)
 
 
 def _rg_lru(theirs: Any) -> Part:
