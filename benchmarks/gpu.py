@@ -5,20 +5,21 @@
     python benchmarks/gpu.py --tune              the scan under other tiles, printed and not published
 
 First it runs the tests of what is timed, on the device, and measures nothing if they fail. Public kernels are included
-if they can be imported (`mamba_ssm`, `fla`, `mambapy`) and listed as missing if not; nothing else is needed. Candidates
-take turns in one process and are timed by CUDA events; medians are kept.
+if they can be imported (`mamba_ssm`, `fla`) and listed as missing if not; nothing else is needed. Candidates take turns
+in one process and are timed by CUDA events; medians are kept. The page is written after every line that is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import itertools
 import math
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -32,11 +33,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.page import Cell, Section, Table, Target, render_section  # noqa: E402
-from benchmarks.peers import generator, mambapy_scan, scan_inputs  # noqa: E402
+from benchmarks.peers import generator, scan_inputs  # noqa: E402
 from benchmarks.performance import describe_run, read_results, tests_pass  # noqa: E402
-from benchmarks.sections import FULL, same_state, state_numbers, training_step  # noqa: E402
 from benchmarks.timing import Run, forward_only, interleaved, trained  # noqa: E402
-from zoo import create_mixer  # noqa: E402
+from zoo import Backbone, create_mixer, list_mixers, state_nbytes  # noqa: E402
 from zoo.contract import SequenceMixer  # noqa: E402
 from zoo.ops.attention import forgetting_attend  # noqa: E402
 from zoo.ops.delta_rule import delta_rule, unit_length  # noqa: E402
@@ -45,19 +45,43 @@ from zoo.ops.ridge import ridge_queries  # noqa: E402
 from zoo.ops.scan import selective_scan  # noqa: E402
 from zoo.ops.slstm import slstm_scan  # noqa: E402
 from zoo.ops.ssd import ssd  # noqa: E402
+from zoo.registry import mixer_class  # noqa: E402
 from zoo.report.files import as_json, write_all  # noqa: E402
 
 TESTS = ("tests/ops/test_scan_triton.py", "tests/ops/test_chunked_ops.py", "tests/ops/test_slstm.py")
 RESULTS, PAGE = "benchmarks/gpu.json", "docs/performance_gpu.md"
 
-SCAN_SHAPE = (8, 4096, 2048, 16)  # batch, seq_len, d_inner, d_state
+SCAN_SHAPES = ((8, 2048, 1536, 16), (1, 65536, 1536, 16))  # batch, seq_len, d_inner, d_state
 HEADS_SHAPE = (4, 4096, 16, 128)  # batch, seq_len, heads, width of keys and of values
 STREAMED = (1_000_000, 4096)  # positions, and how many at a time
-PAIRS = ("attention", "forgetting_attention", "path_attention", "moba", "nsa", "dsa", "gated_delta_net")
-ROUNDS = 21
+ENDLESS: dict[str, dict[str, Any]] = {
+    "selective_ssm": {},
+    "gated_delta_net": {},
+    "hybrid": {"pattern": ["selective_ssm", "sliding_attention"]},
+    "log_linear_ssd": {},
+}
+LONG = ("hybrid", "moba", "nsa", "dsa", "forgetting_attention", "path_attention", "gated_delta_net", "ssd")
+ROUNDS, STEP_ROUNDS = 21, 5
 DEVICE = "cuda"
 COPY_BYTES = 4 << 30
 TYPES = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A language model of about 130 million parameters and its batch."""
+
+    d_model: int = 768
+    d_head: int = 64
+    n_layers: int = 12
+    vocab_size: int = 32_000
+    batch_size: int = 4
+    seq_len: int = 4096
+
+
+MODEL = Model()
+LENGTHS = {4096: 4, 8192: 2, 16384: 1, 32768: 1}
+"""The batch of a step at each length."""
 
 # Counting and timing.
 
@@ -126,49 +150,59 @@ def difference(ours: Tensor, theirs: Tensor) -> float:
     return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
 
 
-# The sections.
+# The sections: each yields itself after every line, so that what was measured is kept.
 
 
-def scan() -> Section:
-    """Measure the selective scan against the memory floor and the public kernels."""
-    kernels = {"mamba_ssm": "mamba_ssm.ops.selective_scan_interface:selective_scan_fn"}
-    kernels |= {"mamba.py": "mambapy.pscan:pscan"}
-    found, missing = available(kernels)
+def scan() -> Iterator[Section]:
+    """Measure the selective scan against the memory floor and mamba_ssm's."""
+    found, missing = available({"mamba_ssm": "mamba_ssm.ops.selective_scan_interface:selective_scan_fn"})
     bandwidth = copy_bandwidth()
-    batch, seq_len, d_inner, d_state = SCAN_SHAPE
     section = Section(
-        f"batch {batch}, length {seq_len}, d_inner {d_inner}, N {d_state}; the state is float32. The floor is the bytes"
-        f" that must be moved, each tensor once, at the {bandwidth / 1e12:.2f} TB/s that a copy reaches here."
-        f" flash-linear-attention has no scan of its own.{_absent(missing)}"
+        f"The state is float32. The floor is the bytes that must be moved, each tensor once, at the"
+        f" {bandwidth / 1e12:.2f} TB/s that a copy reaches here; the floor of memory is the output, its gradient and"
+        f" those of the inputs.{_absent(missing)}"
     )
-    table = Table("", ["numbers", "pass", "ours ms", "GB", "floor ms", "ours / floor", *(f"{n} / ours" for n in found)])
-    for dtype in TYPES:
-        given = [t.to(DEVICE) for t in scan_inputs(*SCAN_SHAPE, generator())]
+    columns = ["ours ms", "GB", "floor ms", "ours / floor", "mamba_ssm / ours", "memory / floor", "mamba_ssm's"]
+    table = Table("", ["batch, length, d_inner, N", "numbers", "pass", *columns])
+    section.tables.append(table)
+    for shape, dtype in itertools.product(SCAN_SHAPES, TYPES):
+        given = [t.to(DEVICE) for t in scan_inputs(*shape, generator())]
         given = [t if i == 2 else t.to(dtype) for i, t in enumerate(given)]  # A stays float32
-        runs = {"ours": passes(_scan, given)}
-        if "mamba_ssm" in found:
-            runs["mamba_ssm"] = passes(found["mamba_ssm"], _time_last(given))
-        if "mamba.py" in found and dtype == torch.float32:
-            with contextlib.suppress(torch.OutOfMemoryError):  # it makes every state, and more than once
-                both = passes(mambapy_scan, given)
-                both[1]()
-                runs["mamba.py"] = both
+        forms = {"ours": (_scan, given)}
+        if found:
+            forms["mamba_ssm"] = found["mamba_ssm"], _time_last(given)
+        memory = {name: peak_above(*form) / gradient_bytes(*form) for name, form in forms.items()}
+        runs = {name: passes(*form) for name, form in forms.items()}
         for index, direction in enumerate(("forward", "backward")):
             seconds = timed({name: both[index] for name, both in runs.items()})
-            moved = scan_bytes(*SCAN_SHAPE, dtype.itemsize)[index]
-            floor = moved / bandwidth
-            ratios: list[Cell] = [seconds[n] / seconds["ours"] if n in seconds else None for n in found]
-            row = [1e3 * seconds["ours"], moved / 1e9, 1e3 * floor, seconds["ours"] / floor]
-            table.rows.append([_name(dtype), direction, *row, *ratios])
-            if direction == "forward":
-                what = f"scan {_name(dtype)}, forward over the memory floor"
-                section.targets.append(Target(what, 2.0, seconds["ours"] / floor, least=False))
-            if "mamba_ssm" in seconds:
-                what = f"scan {_name(dtype)} {direction}, times as fast as mamba_ssm"
-                section.targets.append(Target(what, 1.0, seconds["mamba_ssm"] / seconds["ours"]))
-        del runs, given
-    section.tables.append(table)
-    return section
+            moved = scan_bytes(*shape, dtype.itemsize)[index]
+            floor, ours = moved / bandwidth, seconds["ours"]
+            what = f"scan {', '.join(map(str, shape))}, {_name(dtype)}"
+            ratio = seconds["mamba_ssm"] / ours if found else None
+            row: list[Cell] = [1e3 * ours, moved / 1e9, 1e3 * floor, ours / floor, ratio]
+            row += [memory["ours"], memory.get("mamba_ssm")]
+            table.rows.append([", ".join(map(str, shape)), _name(dtype), direction, *row])
+            if ratio is not None:
+                section.targets.append(Target(f"{what} {direction}, times as fast as mamba_ssm", 1.0, ratio))
+        section.targets.append(Target(f"{what}, memory over the floor", 2.0, memory["ours"], least=False))
+        del runs, forms, given
+        yield section
+
+
+def gradient_bytes(form: Callable[..., Tensor], inputs: Sequence[Tensor]) -> int:
+    """Count what is there after a forward and a backward pass in any case: output, gradients."""
+    with torch.no_grad():
+        return 2 * form(*inputs).nbytes + sum(t.nbytes for t in inputs)
+
+
+def peak_above(form: Callable[..., Tensor], inputs: Sequence[Tensor]) -> int:
+    """Return the bytes that torch holds at most in a forward and a backward pass, beside the inputs."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    leaves = [t.detach().requires_grad_() for t in inputs]
+    y = form(*leaves)
+    torch.autograd.grad(y, leaves, torch.ones_like(y))
+    return torch.cuda.max_memory_allocated() - before
 
 
 def _scan(*inputs: Tensor) -> Tensor:
@@ -187,7 +221,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def chunked() -> Section:
+def chunked() -> Iterator[Section]:
     """SSD, the delta rules and gated linear attention against flash-linear-attention."""
     kernels = {
         "ssd": "fla.ops.simple_gla:chunk_simple_gla",
@@ -198,30 +232,60 @@ def chunked() -> Section:
     found, missing = available(kernels)
     batch, seq_len, heads, width = HEADS_SHAPE
     section = Section(
-        f"batch {batch}, length {seq_len}, {heads} heads of keys and values of width {width}. Ours is PyTorch and"
-        " computes in float32 whatever the inputs are; fla's kernels are made for bfloat16. The column of differences"
-        " says that both compute the same map."
+        f"batch {batch}, length {seq_len}, {heads} heads of keys and values of width {width}. Ours computes products in"
+        " the numbers of the column and states in float32; fla's kernels are made for bfloat16 and get inputs in it."
+        " The last column says that both compute the same map."
         f"{_absent([f'fla ({name})' for name in missing])}"
     )
-    table = Table("", ["map", "numbers", "pass", "ours ms", "fla ms", "fla / ours", "difference"])
-    for name in kernels:
-        for dtype in TYPES:
-            given = _head_inputs(name, dtype)
-            runs = {"ours": passes(_ours(name), given)}
-            apart = None
-            if name in found and dtype == torch.bfloat16:
-                theirs = _theirs(found[name])
-                runs["fla"] = passes(theirs, given)
-                with torch.no_grad():
-                    apart = difference(_ours(name)(*given), theirs(*given))
-            for index, direction in enumerate(("forward", "backward")):
-                seconds = timed({form: both[index] for form, both in runs.items()})
-                fla = seconds.get("fla")
-                ratio = fla / seconds["ours"] if fla else None
-                cells: list[Cell] = [1e3 * seconds["ours"], 1e3 * fla if fla else None, ratio, apart]
-                table.rows.append([name, _name(dtype), direction, *cells])
+    columns = ["ours ms", "fla ms", "fla / ours", "memory / floor", "fla's", "difference"]
+    table = Table("", ["map", "numbers", "pass", *columns])
     section.tables.append(table)
-    return section
+    for name, numbers in itertools.product(kernels, ("float32", "tf32", "bfloat16")):
+        given, narrow = (_head_inputs(name, dtype) for dtype in (torch.float32, torch.bfloat16))
+        forms = {"ours": (_in_numbers(_ours(name), numbers), given)}
+        apart = None
+        if name in found and numbers == "bfloat16":
+            forms["fla"] = theirs = _theirs(found[name]), narrow
+            with torch.no_grad():
+                apart = difference(*(form(*inputs) for form, inputs in (forms["ours"], theirs)))
+        runs = {form: passes(*each) for form, each in forms.items()}
+        backwards = [form for form, both in runs.items() if _runs(both[1])]
+        memory = {form: peak_above(*forms[form]) / gradient_bytes(*forms[form]) for form in backwards}
+        for index, direction in enumerate(("forward", "backward")):
+            chosen = {form: both[index] for form, both in runs.items() if index == 0 or form in backwards}
+            seconds = timed(chosen)
+            fla = seconds.get("fla")
+            ratio = fla / seconds["ours"] if fla else None
+            cells: list[Cell] = [1e3 * seconds["ours"], 1e3 * fla if fla else None, ratio]
+            table.rows.append([name, numbers, direction, *cells, memory["ours"], memory.get("fla"), apart])
+            if ratio is not None:
+                section.targets.append(Target(f"{name} {direction}, times as fast as fla", 0.8, ratio))
+        del runs, forms
+        yield section
+
+
+def _runs(run: Run) -> bool:
+    """Return whether this runs: fla refuses some backward passes where Triton makes wrong code of them."""
+    try:
+        run()
+    except RuntimeError as error:
+        print(f"  left out: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def _in_numbers(form: Callable[..., Tensor], numbers: str) -> Callable[..., Tensor]:
+    """Let products be in full float32, in tf32, or in bfloat16 as autocast rounds their operands."""
+
+    def run(*inputs: Tensor) -> Tensor:
+        torch.set_float32_matmul_precision("high" if numbers == "tf32" else "highest")
+        try:
+            with torch.autocast(DEVICE, torch.bfloat16, enabled=numbers == "bfloat16"):
+                return form(*inputs)
+        finally:
+            torch.set_float32_matmul_precision("highest")
+
+    return run
 
 
 def _head_inputs(name: str, dtype: torch.dtype) -> list[Tensor]:
@@ -258,17 +322,18 @@ def _theirs(kernel: Callable[..., Any]) -> Callable[..., Tensor]:
     return lambda *inputs: kernel(*inputs, scale=1.0)[0]
 
 
-def kernels() -> Section:
+def kernels() -> Iterator[Section]:
     """Measure the Triton kernels against the same maps in torch, and their difference."""
     batch, seq_len, heads, width = HEADS_SHAPE
     section = Section(
-        "Each kernel of the zoo, and FlexAttention, against plain operations of torch: the scan at the shapes above,"
-        f" the others at batch {batch}, length {seq_len}, {heads} heads of width {width}. float32."
+        "Each kernel of the zoo, and FlexAttention, against plain operations of torch: the scan at the first shape"
+        f" above, the others at batch {batch}, length {seq_len}, {heads} heads of width {width}. float32."
     )
     table = Table("", ["kernel", "pass", "Triton ms", "torch ms", "torch / Triton", "difference"])
+    section.tables.append(table)
     rates = {"decayed states": "gated linear attention", "erased states": "gated delta rule"}
     forms = {name: (_ours(of), _head_inputs(of, torch.float32)) for name, of in rates.items()}
-    forms["selective scan"] = _scan, [t.to(DEVICE) for t in scan_inputs(*SCAN_SHAPE, generator())]
+    forms["selective scan"] = _scan, [t.to(DEVICE) for t in scan_inputs(*SCAN_SHAPES[0], generator())]
     forms["slstm"] = _slstm, _slstm_inputs()
     q, k, _, *more = _head_inputs("gated delta rule", torch.float32)
     forms["conjugate gradients"] = _ridge, [q, k, *more]
@@ -278,11 +343,10 @@ def kernels() -> Section:
         with torch.no_grad():
             apart = difference(form(*given), in_torch(form)(*given))
         for index, direction in enumerate(("forward", "backward")):
-            seconds = timed({road: both[index] for road, both in runs.items()}, FULL.step_rounds)
+            seconds = timed({road: both[index] for road, both in runs.items()}, STEP_ROUNDS)
             table.rows.append([name, direction, *(1e3 * each for each in seconds.values())])
             table.rows[-1] += [seconds["torch"] / seconds["Triton"], apart]
-    section.tables.append(table)
-    return section
+        yield section
 
 
 def in_torch(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -322,53 +386,109 @@ def _slstm_inputs() -> list[Tensor]:
     return [u.to(DEVICE), recurrent.to(DEVICE)]
 
 
-def steps() -> Section:
+def options(name: str, seq_len: int) -> dict[str, Any]:
+    """Return heads as wide as the model's, where a mixer has heads, and a longest sequence where it must know one."""
+    takes = inspect.signature(mixer_class(name)).parameters
+    heads = "n_heads" in takes or name in ("hybrid", "parallel_hybrid")
+    own: dict[str, Any] = {"n_heads": MODEL.d_model // MODEL.d_head} if heads else {}
+    return own | ({"max_seq_len": seq_len} if "max_seq_len" in takes else {})
+
+
+def training_step(name: str, seq_len: int, batch_size: int) -> Run:
+    """Return one step (forward, backward, AdamW) of the model on next-token prediction, in bfloat16 by autocast."""
+    torch.manual_seed(0)
+    with torch.device(DEVICE):
+        mixer = {"name": name, **options(name, seq_len)}
+        sizes = {"n_layers": MODEL.n_layers, "n_outputs": MODEL.vocab_size, "vocab_size": MODEL.vocab_size}
+        model = Backbone(mixer, MODEL.d_model, **sizes)
+    fused = {"capturable": True, "fused": True} if DEVICE == "cuda" else {}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **fused)
+    tokens = torch.randint(MODEL.vocab_size, (batch_size, seq_len + 1), generator=generator()).to(DEVICE)
+
+    def run() -> None:
+        with torch.autocast(DEVICE, torch.bfloat16):
+            logits = model(tokens[:, :-1])
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return run
+
+
+def steps() -> Iterator[Section]:
     """Measure a training step of each mixer, also as one CUDA graph, and see whether it makes the host wait."""
     section = Section(
-        f"One training step (forward, backward, AdamW) of two layers at d_model {FULL.step_width} with SwiGLU, length"
-        f" {FULL.step_length}, batch {FULL.step_batch}, float32; the highest memory that torch held; whether"
-        " the host waits for the device in a step; the same step captured as a CUDA graph and replayed."
+        f"One training step (forward, backward, AdamW) of {MODEL.n_layers} layers at d_model {MODEL.d_model} with"
+        f" SwiGLU and {MODEL.vocab_size:,} tokens, about 130 million parameters with attention, heads {MODEL.d_head}"
+        f" wide; length {MODEL.seq_len:,}, batch {MODEL.batch_size}, bfloat16 by autocast, in turns with attention's;"
+        " the highest memory that torch held; whether the host waits for the device in a step; the same step captured"
+        " as a CUDA graph and replayed."
     )
-    table = Table("", ["mixer", "ms/step", "tokens/s", "peak MB", "waits", "ms as a graph", "why not"])
-    for name in FULL.mixer_names:
-        torch.cuda.empty_cache()
-        step = training_step(name, FULL, DEVICE)
-        seconds = timed({name: step}, FULL.step_rounds)[name]
-        torch.cuda.reset_peak_memory_stats()
-        step()
-        rate = int(FULL.step_batch * FULL.step_length / seconds)
-        row: list[Cell] = [name, 1e3 * seconds, rate, torch.cuda.max_memory_allocated() / 1e6, waits(step)]
-        try:
-            table.rows.append([*row, 1e3 * timed({name: captured(step)}, FULL.step_rounds)[name], None])
-        except RuntimeError as error:
-            table.rows.append([*row, None, str(error).partition("\n")[0]])
+    table = Table("", ["mixer", "ms/step", "tokens/s", "/ attention's", "peak GB", "waits", "ms as a graph", "why not"])
     section.tables.append(table)
-    return section
-
-
-def lengths() -> Section:
-    """Measure time and memory of a training step against the length, where positions meet in pairs."""
-    section = Section(
-        f"A training step as above, batch {FULL.step_batch}, at length L: milliseconds, and the highest memory in MB"
-        " that torch held. Sparse attention is to be faster than attention from 4,096 positions on, and the memory of"
-        " forgetting_attention linear."
-    )
-    heads = [f"{what} at {n:,}" for what in ("ms", "MB") for n in FULL.lengths]
-    table = Table("", ["mixer", *heads])
-    for name in PAIRS:
-        found: list[tuple[Cell, Cell]] = []
-        for seq_len in FULL.lengths:
-            torch.cuda.empty_cache()
+    shape = MODEL.seq_len, MODEL.batch_size
+    reference = training_step("attention", *shape)
+    for name in MIXERS_IN_STEPS or list_mixers():
+        torch.cuda.empty_cache()
+        row: list[Cell] = [name, *6 * [None]]
+        table.rows.append(row)
+        try:
+            before = torch.cuda.memory_allocated()
+            step = training_step(name, *shape)
+            seconds = timed({name: step, "reference": reference}, STEP_ROUNDS)
+            row[1:4] = [
+                1e3 * seconds[name],
+                int(math.prod(shape) / seconds[name]),
+                seconds["reference"] / seconds[name],
+            ]
             torch.cuda.reset_peak_memory_stats()
+            step()
+            row[4:6] = [(torch.cuda.max_memory_allocated() - before) / 1e9, waits(step)]
+            row[6] = 1e3 * timed({name: captured(step)}, 1)[name]
+            row.append(None)
+        except RuntimeError as error:  # also where memory is out
+            row.append(str(error).partition("\n")[0][:120])
+        step = None
+        yield section
+    slow = [str(row[0]) for row in table.rows if not isinstance(row[3], float) or row[3] < 0.5]
+    what = f"mixers below half of attention's tokens a second{': ' if slow else ''}{', '.join(slow)}"
+    section.targets.append(Target(what, 0, len(slow), least=False))
+    yield section
+
+
+MIXERS_IN_STEPS: tuple[str, ...] = ()
+"""The mixers of `steps`; none: all."""
+
+
+def lengths() -> Iterator[Section]:
+    """Measure time and memory of a training step against the length."""
+    section = Section(
+        "A training step as above at length L, "
+        + ", ".join(f"batch {batch} at {n:,}" for n, batch in LENGTHS.items())
+        + ": tokens a second as multiples of attention's in turns, and the highest memory in GB."
+    )
+    heads = [f"{what} at {n:,}" for what in ("speed", "GB") for n in LENGTHS]
+    table = Table("", ["mixer", *heads])
+    section.tables.append(table)
+    for name in LONG:
+        found: list[tuple[Cell, Cell]] = []
+        for shape in LENGTHS.items():
+            torch.cuda.empty_cache()
             try:
-                step = training_step(name, replace(FULL, step_length=seq_len), DEVICE)
-                seconds = timed({name: step}, FULL.step_rounds)[name]
-                found.append((1e3 * seconds, torch.cuda.max_memory_allocated() / 1e6))
+                runs = {each: training_step(each, *shape) for each in (name, "attention")}
+                seconds = timed(runs, 3)
+                torch.cuda.reset_peak_memory_stats()
+                runs[name]()
+                found.append((seconds["attention"] / seconds[name], torch.cuda.max_memory_allocated() / 1e9))
             except torch.OutOfMemoryError:
                 found.append((None, None))
+            runs = {}
+            if name == "hybrid" and shape[0] >= 8192 and isinstance(found[-1][0], float):
+                what = f"hybrid at {shape[0]:,} positions, times attention's tokens a second"
+                section.targets.append(Target(what, 1.0, found[-1][0]))
         table.rows.append([name, *(cell for column in zip(*found, strict=True) for cell in column)])
-    section.tables.append(table)
-    return section
+        yield section
 
 
 def waits(step: Run) -> str:
@@ -392,8 +512,7 @@ def captured(step: Run) -> Run:
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # as torch asks: what is allocated once is there before the capture
-        for _ in range(3):
-            step()
+        step()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -401,34 +520,39 @@ def captured(step: Run) -> Run:
     return graph.replay
 
 
-def stream() -> Section:
-    """Measure a million tokens through `stream`, for the mixers whose state does not grow."""
+def stream() -> Iterator[Section]:
+    """Measure a million tokens through `stream`."""
     n_tokens, chunk = STREAMED
     section = Section(
-        f"{n_tokens:,} positions at d_model {FULL.step_width}, batch of one, {chunk:,} at a time, each chunk from the"
-        " state that the last one left; float32, without gradients."
+        f"{n_tokens:,} positions at d_model {MODEL.d_model}, batch of one, {chunk:,} at a time, each chunk from the"
+        " state that the last one left; float32, without gradients. The highest memory that torch held in the first"
+        " tenth, and in all."
     )
-    table = Table("", ["mixer", "tokens/s", "peak MB"])
-    for name in FULL.mixer_names:
-        if state_numbers(name, FULL.step_width) is None:
-            continue
-        mixer = create_mixer(name, FULL.step_width, **same_state(name, FULL.step_width)).to(DEVICE)
-        x = torch.randn(1, chunk, FULL.step_width, generator=generator()).to(DEVICE)
-        torch.cuda.reset_peak_memory_stats()
-        seconds = timed({name: partial(_streamed, mixer, x, n_tokens)}, 1)[name]
-        table.rows.append([name, int(n_tokens / seconds), torch.cuda.max_memory_allocated() / 1e6])
+    table = Table("", ["mixer", "tokens/s", "MB, first tenth", "MB", "state MB"])
     section.tables.append(table)
-    return section
+    for name, own in ENDLESS.items():
+        mixer = create_mixer(name, MODEL.d_model, **options(name, n_tokens), **own).to(DEVICE)
+        x = torch.randn(1, chunk, MODEL.d_model, generator=generator()).to(DEVICE)
+        _streamed(mixer, x, 2 * chunk)
+        peaks, seconds = [], 0.0
+        for n in (n_tokens // 10, n_tokens):
+            torch.cuda.reset_peak_memory_stats()
+            seconds = _device_seconds(partial(_streamed, mixer, x, n))
+            peaks.append(torch.cuda.max_memory_allocated() / 1e6)
+        state = state_nbytes(_streamed(mixer, x, chunk)) / 1e6
+        table.rows.append([name, int(n_tokens / seconds), *peaks, state])
+        yield section
 
 
 @torch.no_grad()
-def _streamed(mixer: SequenceMixer, x: Tensor, n_tokens: int) -> None:
+def _streamed(mixer: SequenceMixer, x: Tensor, n_tokens: int) -> Any:
     state = None
     for first in range(0, n_tokens, x.shape[1]):
         _, state = mixer.stream(x[:, : n_tokens - first], state)
+    return state
 
 
-def end_to_end() -> Section:
+def end_to_end() -> Iterator[Section]:
     """`train.py --mixer hybrid`: eager and compiled, float32 and bfloat16."""
     variants = [(precision, compiled) for precision in ("32", "bf16-mixed") for compiled in ("false", "true")]
     rates: dict[tuple[str, str], list[float]] = {variant: [] for variant in variants}
@@ -447,10 +571,10 @@ def end_to_end() -> Section:
     about = (
         "What `python train.py --mixer hybrid --d_model 256 --batch_size 64` reports on MQAR; medians of three runs."
     )
-    return Section(about, [table])
+    yield Section(about, [table])
 
 
-SECTIONS: dict[str, tuple[str, Callable[[], Section]]] = {
+SECTIONS: dict[str, tuple[str, Callable[[], Iterator[Section]]]] = {
     "scan": ("Selective scan", scan),
     "chunked": ("SSD, delta rules, gated linear attention", chunked),
     "kernels": ("Kernels against torch", kernels),
@@ -463,29 +587,26 @@ SECTIONS: dict[str, tuple[str, Callable[[], Section]]] = {
 
 # The scan under other tiles.
 
-CHUNKS = (8, 16, 32)
-TILES = ((8, 1), (16, 1), (16, 2), (32, 1), (32, 2), (32, 4), (64, 4), (64, 8))  # channels, warps
+STEPS = (4, 8, 16)
+TILES = ((8, 1), (16, 1), (16, 2), (16, 4), (32, 2), (32, 4))  # channels, warps
 
 
 def tune() -> None:
-    """Print the times of the scan for tiles and chunks around the ones that are set in zoo/ops/scan_triton.py."""
+    """Print the times of the scan for tiles and steps around the ones that are set in zoo/ops/scan_triton.py."""
     from zoo.ops import scan_triton
 
-    batch, _, d_inner, d_state = SCAN_SHAPE
-    x, dt, A, B, C = (t.to(DEVICE) for t in scan_inputs(*SCAN_SHAPE, generator()))
-    state = x.new_zeros(batch, d_inner, d_state)
-    states = scan_triton.forward_tile(d_state).states
-    for chunk, (channels, warps) in itertools.product(CHUNKS, TILES):
-        tile = scan_triton.Tile(states, channels, warps)
+    for shape, step, (channels, warps) in itertools.product(SCAN_SHAPES, STEPS, TILES):
+        x, dt, A, B, C = (t.to(DEVICE) for t in scan_inputs(*shape, generator()))
+        state = x.new_zeros(shape[0], *A.shape)
+        tile = scan_triton.Tile(scan_triton.forward_tile(shape[3]).states, channels, warps)
         tiles = dict.fromkeys(("forward_tile", "backward_tile"), lambda _, tile=tile: tile)
-        with mock.patch.multiple(scan_triton, CHUNK=chunk, **tiles):
-            given = scan_triton.scan(x, dt, A, B, C, state)
-            runs: dict[str, Run] = {
-                "forward": lambda: scan_triton.scan(x, dt, A, B, C, state),
-                "backward": lambda given=given: scan_triton.scan_backward(*given[:2], x, dt, A, B, C, given[2]),
-            }
+        with mock.patch.multiple(scan_triton, STEPS=step, STEPS_BACKWARD=step, **tiles):
+            forward = partial(scan_triton.scan, x, dt, A, B, C, state)
+            y, final, entering = forward()
+            backward = partial(scan_triton.scan_backward, y, final, x, dt, A, B, C, entering)
+            runs: dict[str, Run] = {"forward": forward, "backward": backward}
             times = ", ".join(f"{name} {1e3 * each:.3f} ms" for name, each in timed(runs, 5).items())
-        print(f"chunk {chunk}, {channels} channels, {warps} warps: {times}", flush=True)
+        print(f"{shape}, {step} steps, {channels} channels, {warps} warps: {times}", flush=True)
 
 
 # The page.
@@ -523,8 +644,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in options.only or SECTIONS:
         print(f"{SECTIONS[name][0]} ...", flush=True)
         measured = f"{torch.cuda.get_device_name()}, {describe_run()}"
-        results[name] = {"measured": measured, **SECTIONS[name][1]().to_plain()}
-        write_all(options.out, {RESULTS: as_json(results), PAGE: page(results)})
+        for section in SECTIONS[name][1]():
+            results[name] = {"measured": measured, **section.to_plain()}
+            write_all(options.out, {RESULTS: as_json(results), PAGE: page(results)})
     return 0
 
 

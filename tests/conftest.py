@@ -174,6 +174,13 @@ def _uninitialised_memory_is_nan(request: pytest.FixtureRequest) -> Iterator[Non
     torch.set_deterministic_debug_mode("default")
 
 
+@pytest.fixture(autouse=True)
+def _full_precision_on_a_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuDNN computes recurrent nets in float32, not in tf32 as torch lets it by default."""
+    if request.node.get_closest_marker("gpu"):
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 @pytest.fixture
 def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures are blank, for tests that do not look at them: painting one takes a second."""

@@ -251,7 +251,7 @@ def test_a_logarithm_of_minus_infinity_clears_the_state(
 
 @pytest.mark.parametrize(
     ("chunks", "d_key", "d_value", "size"),
-    [(1, 3, 4, 5), (2, 70, 5, 33), (7, 4, 37, 1)],
+    [(1, 3, 4, 5), (2, 70, 5, 33), (7, 4, 37, 1), slow(3, 128, 64, 32)],
 )
 @pytest.mark.parametrize("kind", ["erased", "rounded", "decayed", "complex"])
 @pytest.mark.parametrize("road", ["cuda", "mps"], indirect=True)
@@ -329,7 +329,7 @@ def test_conjugate_gradients_in_one_kernel(
         patch.setattr(transforms, "_device_type", lambda t: "cpu")
         expected = results("cpu", torch.float64)
     for mine, right in zip(found, expected, strict=True):
-        assert_close(mine.cpu(), right)
+        assert (mine.cpu() - right).norm() <= 1e-5 * right.norm()
 
 
 def test_segment_sums_do_not_remember_what_went_before() -> None:

@@ -61,6 +61,14 @@ def test_any_shape_gives_the_numbers_of_the_loop(shape: tuple[int, ...], generat
     _check(_inputs(*shape, generator), generator)
 
 
+@pytest.mark.parametrize("shape", [(2, 17, 3, 4), slow((1, 63, 33, 5)), slow((1, 64, 32, 16))], ids=str)
+def test_time_in_segments_gives_the_numbers_of_the_loop(
+    shape: tuple[int, ...], generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan_triton, "SEGMENT", 1)
+    _check(_inputs(*shape, generator), generator)
+
+
 @pytest.mark.slow
 def test_inputs_in_bfloat16_have_a_state_in_float32(generator: torch.Generator) -> None:
     _check(_inputs(2, 18, 3, 5, generator, torch.bfloat16), generator)
@@ -111,9 +119,12 @@ def compile_kernel(kernel, values, constants, **options):
     return compiled.asm["ptx"]
 
 sizes = dict(d_inner=96, d_state=16, FULL=False)
+forward, backward = scan_triton.forward_tile(16), scan_triton.backward_tile(16)
 for kernel, tile, steps in (
-    (scan_triton._forward, scan_triton.forward_tile(16), dict(STEPS=scan_triton.CHUNK)),
-    (scan_triton._backward, scan_triton.backward_tile(16), dict(STEPS=scan_triton.STEPS_BACKWARD, PARTS=2)),
+    (scan_triton._forward, forward, dict(STEPS=scan_triton.STEPS, CHUNK=scan_triton.CHUNK)),
+    (scan_triton._backward, backward, dict(STEPS=scan_triton.STEPS_BACKWARD, PARTS=2)),
+    (scan_triton._alone, forward, dict(STEPS=scan_triton.STEPS, BACKWARDS=False)),
+    (scan_triton._alone, backward, dict(STEPS=scan_triton.STEPS_BACKWARD, BACKWARDS=True)),
 ):
     constants = dict(sizes, STATES=tile.states, CHANNELS=tile.channels, **steps)
     ptx = compile_kernel(kernel, "bf16", constants, num_warps=tile.warps)

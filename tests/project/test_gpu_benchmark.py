@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
 import torch
 
-from benchmarks import gpu, sections
+from benchmarks import gpu
+from benchmarks.page import Section
+from zoo import list_mixers
 
 
 def test_without_a_device_it_says_so_in_one_line(
@@ -53,16 +56,25 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "DEVICE", "cpu")
     monkeypatch.setattr(gpu, "selective_scan", partial(gpu.selective_scan, backend="torch"))  # numba would compile
     monkeypatch.setattr(gpu, "COPY_BYTES", 10**6)
-    monkeypatch.setattr(gpu, "SCAN_SHAPE", (1, 4, 3, 2))
+    monkeypatch.setattr(gpu, "SCAN_SHAPES", ((1, 4, 3, 2),))
     monkeypatch.setattr(gpu, "HEADS_SHAPE", (2, 6, 2, 4))
+    monkeypatch.setattr(gpu, "MODEL", gpu.Model(16, 8, 2, 11, 1, 8))
+    for name in ("empty_cache", "reset_peak_memory_stats", "set_sync_debug_mode"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5e6)
+
+
+def last(section: Iterator[Section]) -> Section:
+    return [*section][-1]
 
 
 @pytest.mark.usefixtures("small")
-def test_the_scans_section_compares_time_and_floor() -> None:
-    section = gpu.scan()
+def test_the_scans_section_compares_time_memory_and_floor() -> None:
+    section = last(gpu.scan())
     assert len(section.tables[0].rows) == 4
     floor = gpu.scan_bytes(1, 4, 3, 2, 4)[0] / 1e9  # at a gigabyte a second
-    assert section.targets[0].measured == pytest.approx(2e-3 / floor)
+    assert section.tables[0].rows[0][6] == pytest.approx(2e-3 / floor)
     assert not section.targets[0].met
     page = gpu.page({"scan": {"measured": "a GPU, today", **section.to_plain()}})
     assert ("## Selective scan" in page, "## End to end" in page) == (True, False)
@@ -71,25 +83,24 @@ def test_the_scans_section_compares_time_and_floor() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_kernels_steps_and_a_long_stream_have_their_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(gpu.chunked().tables[0].rows) == 4 * 2 * 2
-    kernels = gpu.kernels().tables[0].rows
+    assert len(last(gpu.chunked()).tables[0].rows) == 4 * 3 * 2
+    kernels = last(gpu.kernels()).tables[0].rows
     assert len(kernels) == 6 * 2
     assert all(row[5] < 1e-6 for row in kernels)
-    monkeypatch.setattr(gpu, "FULL", sections.QUICK)
-    for name in ("empty_cache", "reset_peak_memory_stats", "set_sync_debug_mode"):
-        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5e6)
 
     def refuse(step: gpu.Run) -> gpu.Run:
         raise RuntimeError("cannot be captured\nat all")
 
     monkeypatch.setattr(gpu, "captured", refuse)
-    lengths = gpu.lengths().tables[0].rows
-    assert [row[0] for row in lengths] == list(gpu.PAIRS)
-    assert all(row[1:] == [2.0] * 3 + [5.0] * 3 for row in lengths)
-    names = list(sections.QUICK.mixers)
-    assert [[row[0], *row[4:]] for row in gpu.steps().tables[0].rows] == [
-        [name, "no", None, "cannot be captured"] for name in names
+    monkeypatch.setattr(gpu, "LENGTHS", {8: 2, 16: 1})
+    lengths = last(gpu.lengths()).tables[0].rows
+    assert [row[0] for row in lengths] == list(gpu.LONG)
+    assert all(row[1:] == [1.0] * 2 + [5e-3] * 2 for row in lengths)
+    steps = last(gpu.steps())
+    assert [[row[0], *row[3:]] for row in steps.tables[0].rows] == [
+        [name, 1.0, 5e-3, "no", None, "cannot be captured"] for name in list_mixers()
     ]
+    assert steps.targets[0].met
     monkeypatch.setattr(gpu, "STREAMED", (20, 8))
-    assert gpu.stream().tables[0].rows == [["selective_ssm", 10_000, 5.0]]
+    monkeypatch.setattr(gpu, "_device_seconds", lambda run: run() and 2e-3)
+    assert [row[:4] for row in last(gpu.stream()).tables[0].rows] == [[name, 10_000, 5.0, 5.0] for name in gpu.ENDLESS]

@@ -76,7 +76,7 @@ class _Rounded(torch.autograd.Function):
         if a.device.type == "cpu":
             return a.float() @ b.float()
         batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-        a, b = (t.expand(*batch, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in (a, b))
+        a, b = (t.expand(*batch, *t.shape[-2:]).reshape(batch.numel(), *t.shape[-2:]) for t in (a, b))
         return torch.bmm(a, b, out_dtype=torch.float32).unflatten(0, batch)
 
     @staticmethod

@@ -3,14 +3,15 @@
     h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t        h (d_inner, d_state)
     y_t = h_t C_t
 
-A program has one row of the batch and a block of channels, keeps their states in registers and walks along time. Its
-state enters memory once a chunk; backward computes the states of a chunk again from there, the last chunk first, and
-keeps them in registers too, so that nothing is ever divided by a decay. Channels are contiguous in memory and across
-the threads; a thread has four consecutive states of a channel, which loads of B and C bring in one piece. Within a
-chunk all loads of x and dt come before the first store: stores may alias, and nothing could be moved over them.
+A program has one row of the batch, a block of channels and a segment of time. It keeps their states in registers and
+walks along the segment. Its state enters memory once a chunk; backward computes the states of a chunk again from there,
+the last chunk first, and keeps them in registers too, so that nothing is ever divided by a decay. Channels are
+contiguous in memory and across the threads; a thread has four consecutive states of a channel, which loads of B and C
+bring in one piece. All loads of a chunk come before its first store, and are under way at once: stores may alias, and
+nothing could be moved over them.
 
-Parallel over batch and channels alone: splitting time as well would double the exponentials, and those, not memory,
-bind first where `batch * d_inner` fills the device (one H200 at about 16 thousand).
+Where batch and channels alone do not fill a device, time is split into segments. What each adds to an empty state is
+then computed first, and every program begins with the sum of those before it.
 
 Sums over channels (the gradients of B and C) are written per block of channels and added afterwards, in a fixed order:
 the same numbers every time. States, sums and decays are float32 whatever the inputs are.
@@ -39,10 +40,15 @@ class Tile(NamedTuple):
     warps: int
 
 
-# Steps from one state that is kept to the next. Forward unrolls all of them; backward, which holds their states in
-# registers, takes them in parts and runs to the start of a part once more.
+# Steps from one state that is kept to the next. Forward unrolls STEPS of them at a time; backward, which holds their
+# states in registers, takes them in parts and runs to the start of a part once more.
 CHUNK = 16
+STEPS = 8
 STEPS_BACKWARD = 8
+
+# Time is split where there would be fewer warps than a device needs, into segments that together have many.
+FEW_WARPS, MANY_WARPS = 1024, 8192
+SEGMENT = 256  # the fewest positions of a segment, several chunks
 
 
 def _tile(d_state: int, channels: int, per_thread: int) -> Tile:
@@ -51,14 +57,21 @@ def _tile(d_state: int, channels: int, per_thread: int) -> Tile:
 
 
 def forward_tile(d_state: int) -> Tile:
-    """Take four numbers per thread: at the widths of models enough warps to hide the latencies of one another."""
-    return _tile(d_state, 32, 4)
+    """Take four numbers per thread, and at 16 states one warp: at the widths of models there are many programs."""
+    return _tile(d_state, max(8, 128 // triton.next_power_of_2(d_state)), 4)
 
 
 def backward_tile(d_state: int) -> Tile:
     """Take eight numbers per thread, and at 16 states or fewer one warp: sums over its channels need no barrier."""
     states = triton.next_power_of_2(d_state)
     return _tile(d_state, 256 // states if states <= 16 else 32, 8)
+
+
+def segment_length(batch: int, seq_len: int, d_inner: int, tile: Tile) -> int:
+    """Return the positions of a segment: whole chunks, all of the sequence where it need not be split."""
+    warps = batch * triton.cdiv(d_inner, tile.channels) * tile.warps
+    segments = max(1, min(MANY_WARPS // warps, seq_len // SEGMENT)) if warps < FEW_WARPS else 1
+    return CHUNK * triton.cdiv(triton.cdiv(seq_len, segments), CHUNK)
 
 
 def chunk_length(batch: int, d_inner: int, d_state: int, seq_len: int) -> int:
@@ -106,22 +119,89 @@ def _rows(ptr, d, real, left, d_inner: tl.constexpr, STEPS: tl.constexpr, FULL: 
 
 @triton.jit
 @no_type_check
-def _advance(h, xs, dts, A2, B_ptr, per_step, states, left, d_state: tl.constexpr, FULL: tl.constexpr):
+def _maps(ptr, per_step, states, left, d_state: tl.constexpr, STEPS: tl.constexpr, FULL: tl.constexpr):
+    """Load B or C of STEPS positions, each for all channels."""
+    maps = ()
+    for step in tl.static_range(STEPS):
+        maps = maps + (_load(ptr + step * d_state + per_step, states & (step < left), FULL),)
+    return maps
+
+
+@triton.jit
+@no_type_check
+def _advance(h, xs, dts, Bs, A2):
     """Return the states before, between and after the steps of `xs` and `dts`: one more than there are steps."""
     hs = (h,)
     for step in tl.static_range(len(xs)):
-        B = _load(B_ptr + step * d_state + per_step, states & (step < left), FULL)
-        h = tl.exp2(dts[step][None, :] * A2) * h + (dts[step] * xs[step])[None, :] * B
+        h = tl.exp2(dts[step][None, :] * A2) * h + (dts[step] * xs[step])[None, :] * Bs[step]
         hs = hs + (h,)
     return hs
 
 
 @triton.jit
 @no_type_check
-def _forward(
-    x_ptr, dt_ptr, A_ptr, B_ptr, C_ptr, state_ptr, y_ptr, final_ptr, entering_ptr,
-    batch, seq_len, d_inner: tl.constexpr, d_state: tl.constexpr,
+def _arriving(
+    first_ptr, alone_ptr, passed_ptr, row, segment, segments, batch, d, n, real, states, A2,
+    d_inner: tl.constexpr, d_state: tl.constexpr, BACKWARDS: tl.constexpr,
+):  # fmt: skip
+    """Return what enters a segment, h, or g if BACKWARDS: `first` at the end, decayed, and what the others add."""
+    state = tl.load(first_ptr + row * d_inner * d_state + d[None, :] * d_state + n[:, None], mask=states, other=0.0)
+    before = segments - 1 - segment if BACKWARDS else segment
+    for step in range(before):
+        at = tl.cast(segments - 1 - step if BACKWARDS else step, tl.int64) * batch + row
+        passed = tl.load(passed_ptr + at * d_inner + d, mask=real, other=0.0)
+        alone = tl.load(alone_ptr + at * d_inner * d_state + n[:, None] * d_inner + d[None, :], mask=states, other=0.0)
+        state = tl.exp2(passed[None, :] * A2) * state + alone
+    return state
+
+
+@triton.jit
+@no_type_check
+def _alone(
+    x_ptr, dt_ptr, A_ptr, B_ptr, alone_ptr, passed_ptr,
+    batch, seq_len, segment_len, d_inner: tl.constexpr, d_state: tl.constexpr, BACKWARDS: tl.constexpr,
     STEPS: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, FULL: tl.constexpr,
+):  # fmt: skip
+    """Store what a segment makes of an empty state, and the sum of its dt; if BACKWARDS of g, from grad_y and C."""
+    blocks: tl.constexpr = tl.cdiv(d_inner, CHANNELS)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    segment = tl.program_id(1)
+    d = (tl.program_id(0) % blocks) * CHANNELS + tl.arange(0, CHANNELS)
+    n = tl.arange(0, STATES)
+    real = d < d_inner
+    states = (n[:, None] < d_state) & real[None, :]
+    per_step = tl.broadcast_to(n[:, None], [STATES, CHANNELS])
+    A2 = tl.load(A_ptr + d[None, :] * d_state + n[:, None], mask=states, other=0.0) * _LOG2_E
+    begin = segment * segment_len
+    end = tl.minimum(begin + segment_len, seq_len)
+    parts = tl.cdiv(end - begin, STEPS)
+    h = tl.zeros([STATES, CHANNELS], tl.float32)
+    passed = tl.zeros([CHANNELS], tl.float32)
+    for index in range(parts):
+        here = begin + (parts - 1 - index if BACKWARDS else index) * STEPS
+        left = tl.full([1], end - here, tl.int32)
+        at = row * seq_len + here
+        xs = _rows(x_ptr + at * d_inner, d, real, left, d_inner, STEPS, FULL)
+        dts = _rows(dt_ptr + at * d_inner, d, real, left, d_inner, STEPS, FULL)
+        Bs = _maps(B_ptr + at * d_state, per_step, states, left, d_state, STEPS, FULL)
+        for step in tl.static_range(STEPS):
+            if BACKWARDS:
+                h += xs[STEPS - 1 - step][None, :] * Bs[STEPS - 1 - step]
+                h *= tl.exp2(dts[STEPS - 1 - step][None, :] * A2)
+            else:
+                h = tl.exp2(dts[step][None, :] * A2) * h + (dts[step] * xs[step])[None, :] * Bs[step]
+            passed += dts[step]
+    at = tl.cast(segment, tl.int64) * batch + row
+    tl.store(alone_ptr + at * d_inner * d_state + n[:, None] * d_inner + d[None, :], h, mask=states)
+    tl.store(passed_ptr + at * d_inner + d, passed, mask=real)
+
+
+@triton.jit
+@no_type_check
+def _forward(
+    x_ptr, dt_ptr, A_ptr, B_ptr, C_ptr, state_ptr, alone_ptr, passed_ptr, y_ptr, final_ptr, entering_ptr,
+    batch, seq_len, segment_len, d_inner: tl.constexpr, d_state: tl.constexpr,
+    CHUNK: tl.constexpr, STEPS: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     blocks: tl.constexpr = tl.cdiv(d_inner, CHANNELS)
     row = (tl.program_id(0) // blocks).to(tl.int64)
@@ -134,47 +214,46 @@ def _forward(
     per_step = tl.broadcast_to(n[:, None], [STATES, CHANNELS])
     t = tl.arange(0, STEPS)
     A2 = tl.load(A_ptr + of_channel, mask=states, other=0.0) * _LOG2_E  # exp(dt A) = 2^(dt A2): one instruction
-    h = tl.load(state_ptr + row * d_inner * d_state + of_channel, mask=states, other=0.0)
-    x_ptr += row * seq_len * d_inner
-    dt_ptr += row * seq_len * d_inner
-    y_ptr += row * seq_len * d_inner
-    B_ptr += row * seq_len * d_state
-    C_ptr += row * seq_len * d_state
-    entering_ptr += row * d_state * d_inner
-    for start in range(0, seq_len, STEPS):
-        left = tl.full([1], seq_len - start, tl.int32)  # a block: the interpreter widens a scalar truth value
-        xs = _rows(x_ptr, d, real, left, d_inner, STEPS, FULL)
-        dts = _rows(dt_ptr, d, real, left, d_inner, STEPS, FULL)
-        tl.store(entering_ptr + of_state, h, mask=states)  # backward recomputes the chunk's states from here
-        hs = _advance(h, xs, dts, A2, B_ptr, per_step, states, left, d_state, FULL)
+    segment, segments = tl.program_id(1), tl.num_programs(1)
+    h = _arriving(
+        state_ptr, alone_ptr, passed_ptr, row, segment, segments, batch, d, n, real, states, A2, d_inner, d_state, False
+    )  # fmt: skip
+    begin = segment * segment_len
+    end = tl.minimum(begin + segment_len, seq_len)
+    for here in range(begin, end, STEPS):
+        left = tl.full([1], end - here, tl.int32)  # a block: the interpreter widens a scalar truth value
+        at = row * seq_len + here
+        xs = _rows(x_ptr + at * d_inner, d, real, left, d_inner, STEPS, FULL)
+        dts = _rows(dt_ptr + at * d_inner, d, real, left, d_inner, STEPS, FULL)
+        Bs = _maps(B_ptr + at * d_state, per_step, states, left, d_state, STEPS, FULL)
+        Cs = _maps(C_ptr + at * d_state, per_step, states, left, d_state, STEPS, FULL)
+        if here % CHUNK == 0:  # backward recomputes the chunk's states from here
+            chunk = tl.cast(here // CHUNK, tl.int64) * batch + row
+            tl.store(entering_ptr + chunk * d_state * d_inner + of_state, h, mask=states)
+        hs = _advance(h, xs, dts, Bs, A2)
         ys = ()
         for step in tl.static_range(STEPS):
-            C = _load(C_ptr + step * d_state + per_step, states & (step < left), FULL)
-            ys = ys + (tl.sum(hs[step + 1] * C, axis=0),)
+            ys = ys + (tl.sum(hs[step + 1] * Cs[step], axis=0),)
         h = hs[STEPS]
         y = tl.reshape(_stack(ys, STEPS), [CHANNELS, STEPS])
         inside = real[:, None] & (t[None, :] < left)
-        tl.store(y_ptr + t[None, :] * d_inner + d[:, None], y.to(y_ptr.dtype.element_ty), mask=inside)
-        x_ptr += STEPS * d_inner
-        dt_ptr += STEPS * d_inner
-        y_ptr += STEPS * d_inner
-        B_ptr += STEPS * d_state
-        C_ptr += STEPS * d_state
-        entering_ptr += tl.cast(batch, tl.int64) * d_state * d_inner
-    tl.store(final_ptr + row * d_inner * d_state + of_channel, h, mask=states)
+        tl.store(y_ptr + (at + t[None, :]) * d_inner + d[:, None], y.to(y_ptr.dtype.element_ty), mask=inside)
+    if segment == segments - 1:
+        tl.store(final_ptr + row * d_inner * d_state + of_channel, h, mask=states)
 
 
 @triton.jit
 @no_type_check
 def _backward(
-    grad_y_ptr, grad_final_ptr, x_ptr, dt_ptr, A_ptr, B_ptr, C_ptr, entering_ptr,
+    grad_y_ptr, grad_final_ptr, x_ptr, dt_ptr, A_ptr, B_ptr, C_ptr, entering_ptr, alone_ptr, passed_ptr,
     grad_x_ptr, grad_dt_ptr, grad_A_ptr, grad_B_ptr, grad_C_ptr, grad_state_ptr,
-    batch, seq_len, d_inner: tl.constexpr, d_state: tl.constexpr,
+    batch, seq_len, segment_len, d_inner: tl.constexpr, d_state: tl.constexpr,
     PARTS: tl.constexpr, STEPS: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
     """With g_t the gradient that reaches h_t:  g_t = C_t grad_y_t + exp(dt_{t+1} A) g_{t+1}.
 
-    grad_A is one a row, (batch, d_state, d_inner); grad_B and grad_C are one a block, (blocks, batch, seq, d_state).
+    grad_A is one a segment and row, (segments, batch, d_state, d_inner); grad_B and grad_C
+    are one a block, (blocks, batch, seq, d_state).
     """
     blocks: tl.constexpr = tl.cdiv(d_inner, CHANNELS)
     block = tl.program_id(0) % blocks
@@ -188,7 +267,11 @@ def _backward(
     per_step = tl.broadcast_to(n[:, None], [STATES, CHANNELS])
     t = tl.arange(0, STEPS)
     A2 = tl.load(A_ptr + of_channel, mask=states, other=0.0) * _LOG2_E
-    g = tl.load(grad_final_ptr + row * d_inner * d_state + of_channel, mask=states, other=0.0)
+    segment, segments = tl.program_id(1), tl.num_programs(1)
+    g = _arriving(
+        grad_final_ptr, alone_ptr, passed_ptr, row, segment, segments, batch, d, n, real, states, A2, d_inner, d_state,
+        True,
+    )  # fmt: skip
     grad_A = tl.zeros([STATES, CHANNELS], tl.float32)
     x_ptr += row * seq_len * d_inner
     dt_ptr += row * seq_len * d_inner
@@ -201,7 +284,8 @@ def _backward(
     grad_C_ptr += (tl.cast(block, tl.int64) * batch + row) * seq_len * d_state
     entering_ptr += row * d_state * d_inner
     whole = tl.full([1], STEPS, tl.int32)
-    for part in range(tl.cdiv(seq_len, STEPS) - 1, -1, -1):
+    first = segment * segment_len // STEPS
+    for part in range(tl.cdiv(tl.minimum((segment + 1) * segment_len, seq_len), STEPS) - 1, first - 1, -1):
         chunk = tl.cast(part // PARTS, tl.int64)
         h = tl.load(entering_ptr + chunk * batch * d_state * d_inner + of_state, mask=states, other=0.0)
         # Forward kept a state for each chunk only: run from there to the start of this part.
@@ -209,25 +293,26 @@ def _backward(
             start = tl.cast(earlier, tl.int64) * STEPS
             xs = _rows(x_ptr + start * d_inner, d, real, whole, d_inner, STEPS, FULL)
             dts = _rows(dt_ptr + start * d_inner, d, real, whole, d_inner, STEPS, FULL)
-            h = _advance(h, xs, dts, A2, B_ptr + start * d_state, per_step, states, whole, d_state, FULL)[STEPS]
+            Bs = _maps(B_ptr + start * d_state, per_step, states, whole, d_state, STEPS, FULL)
+            h = _advance(h, xs, dts, Bs, A2)[STEPS]
         start = tl.cast(part, tl.int64) * STEPS
         left = tl.full([1], seq_len - part * STEPS, tl.int32)
         xs = _rows(x_ptr + start * d_inner, d, real, left, d_inner, STEPS, FULL)
         dts = _rows(dt_ptr + start * d_inner, d, real, left, d_inner, STEPS, FULL)
         grad_ys = _rows(grad_y_ptr + start * d_inner, d, real, left, d_inner, STEPS, FULL)
-        hs = _advance(h, xs, dts, A2, B_ptr + start * d_state, per_step, states, left, d_state, FULL)
+        Bs = _maps(B_ptr + start * d_state, per_step, states, left, d_state, STEPS, FULL)
+        Cs = _maps(C_ptr + start * d_state, per_step, states, left, d_state, STEPS, FULL)
+        hs = _advance(h, xs, dts, Bs, A2)
         grad_xs, grad_dts = (), ()
         for step in tl.static_range(STEPS - 1, -1, -1):
-            B = _load(B_ptr + (start + step) * d_state + per_step, states & (step < left), FULL)
-            C = _load(C_ptr + (start + step) * d_state + per_step, states & (step < left), FULL)
             dt, grad_y = dts[step][None, :], grad_ys[step][None, :]
             inside = (n < d_state) & (step < left)
             tl.store(grad_C_ptr + (start + step) * d_state + n, tl.sum(grad_y * hs[step + 1], axis=1), mask=inside)
-            g += grad_y * C
+            g += grad_y * Cs[step]
             tl.store(
                 grad_B_ptr + (start + step) * d_state + n, tl.sum(g * (dt * xs[step][None, :]), axis=1), mask=inside
             )
-            grad_u = tl.sum(g * B, axis=0)  # of u = dt x
+            grad_u = tl.sum(g * Bs[step], axis=0)  # of u = dt x
             g *= tl.exp2(dt * A2)
             grad_decay = g * hs[step]  # the gradient of dt_t A
             grad_A += grad_decay * dt
@@ -240,8 +325,9 @@ def _backward(
         grad_dt = tl.reshape(_stack(grad_dts, STEPS), [CHANNELS, STEPS])
         tl.store(grad_x_ptr + at, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
         tl.store(grad_dt_ptr + at, grad_dt.to(grad_dt_ptr.dtype.element_ty), mask=inside)
-    tl.store(grad_A_ptr + row * d_inner * d_state + of_state, grad_A, mask=states)
-    tl.store(grad_state_ptr + row * d_inner * d_state + of_channel, g, mask=states)
+    tl.store(grad_A_ptr + (segment * batch + row) * d_inner * d_state + of_state, grad_A, mask=states)
+    if segment == 0:
+        tl.store(grad_state_ptr + row * d_inner * d_state + of_channel, g, mask=states)
 
 
 def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -252,11 +338,13 @@ def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) 
     """
     batch, seq_len, d_inner = x.shape
     d_state = A.shape[1]
-    inputs = tuple(t.contiguous() for t in (x, dt, A, B.float(), C.float(), state))
+    tile = forward_tile(d_state)
+    x, dt, A, B, C, state = (t.contiguous() for t in (x, dt, A, B.float(), C.float(), state))
     y, final = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, state))
     entering = state.new_empty(triton.cdiv(seq_len, CHUNK), batch, d_state, d_inner)
-    steps = {"STEPS": CHUNK}
-    _launch(_forward, forward_tile(d_state), steps, x.shape, d_state, *inputs, y, final, entering)
+    segments = _segments(x, dt, A, B, tile, STEPS, BACKWARDS=False)
+    given = x, dt, A, B, C, state, *segments, y, final, entering
+    _launch(_forward, tile, x.shape, d_state, *given, STEPS=STEPS, CHUNK=CHUNK)
     return y, final, entering
 
 
@@ -268,26 +356,53 @@ def scan_backward(
     d_state = A.shape[1]
     tile = backward_tile(d_state)
     blocks = triton.cdiv(d_inner, tile.channels)
-    inputs = tuple(t.contiguous() for t in (grad_y, grad_final, x, dt, A, B.float(), C.float(), entering))
+    grad_y, grad_final, x, dt, A, entering = (t.contiguous() for t in (grad_y, grad_final, x, dt, A, entering))
+    of_B, of_C = B.float().contiguous(), C.float().contiguous()
+    alone, passed = _segments(grad_y, dt, A, of_C, tile, STEPS_BACKWARD, BACKWARDS=True)
+    inputs = grad_y, grad_final, x, dt, A, of_B, of_C, entering, alone, passed
     grad_x, grad_dt = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, dt))
     # Shares that are summed afterwards: atomic additions would come in another order each time.
-    of_A = A.new_empty(batch, d_state, d_inner)
+    of_A = A.new_empty(len(alone), batch, d_state, d_inner)
     of_B, of_C = (A.new_empty(blocks, batch, seq_len, d_state) for _ in range(2))
     grad_state = A.new_empty(batch, d_inner, d_state)
-    steps = {"STEPS": STEPS_BACKWARD, "PARTS": CHUNK // STEPS_BACKWARD}
-    outputs = (grad_x, grad_dt, of_A, of_B, of_C, grad_state)
-    _launch(_backward, tile, steps, x.shape, d_state, *inputs, *outputs)
-    grad_A, grad_B, grad_C = of_A.sum(0).t().contiguous(), of_B.sum(0).to(B.dtype), of_C.sum(0).to(C.dtype)
+    outputs = grad_x, grad_dt, of_A, of_B, of_C, grad_state
+    sizes = {"STEPS": STEPS_BACKWARD, "PARTS": CHUNK // STEPS_BACKWARD}
+    _launch(_backward, tile, x.shape, d_state, *inputs, *outputs, **sizes)
+    grad_A, grad_B, grad_C = of_A.sum((0, 1)).t().contiguous(), of_B.sum(0).to(B.dtype), of_C.sum(0).to(C.dtype)
     return grad_x, grad_dt, grad_A, grad_B, grad_C, grad_state
 
 
-def _launch(kernel: Any, tile: Tile, steps: dict[str, int], shape: torch.Size, d_state: int, *tensors: Tensor) -> None:
+def _segments(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    tile: Tile,
+    steps: int,
+    BACKWARDS: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return what each segment adds to an empty state, (segments, batch, d_state, d_inner), and the sums of its dt.
+
+    Of a single segment nothing is computed, and nothing is read.
+    """
+    batch, seq_len, d_inner = x.shape
+    segments = triton.cdiv(seq_len, segment_length(batch, seq_len, d_inner, tile))
+    alone = A.new_empty(segments, batch, A.shape[1], d_inner)
+    passed = A.new_empty(segments, batch, d_inner)
+    if segments > 1:
+        _launch(_alone, tile, x.shape, A.shape[1], x, dt, A, B, alone, passed, STEPS=steps, BACKWARDS=BACKWARDS)
+    return alone, passed
+
+
+def _launch(kernel: Any, tile: Tile, shape: torch.Size, d_state: int, *tensors: Tensor, **more: int) -> None:
     batch, seq_len, d_inner = shape
+    segment_len = segment_length(batch, seq_len, d_inner, tile)
     sizes = {"d_inner": d_inner, "d_state": d_state, "STATES": tile.states, "CHANNELS": tile.channels}
     # No comparisons with the edges of the tensors if no program reaches beyond one.
-    full = d_inner % tile.channels == 0 and d_state == tile.states and seq_len % steps["STEPS"] == 0
-    grid = (batch * triton.cdiv(d_inner, tile.channels),)
+    full = d_inner % tile.channels == 0 and d_state == tile.states and seq_len % more["STEPS"] == 0
+    grid = (batch * triton.cdiv(d_inner, tile.channels), triton.cdiv(seq_len, segment_len))
     with torch.cuda.device_of(tensors[0]):  # triton launches on the current device, whatever the tensors' own
         kernel[grid](
-            *tensors, batch, seq_len, **sizes, **steps, FULL=full, num_warps=tile.warps, enable_fp_fusion=True
+            *tensors, batch, seq_len, segment_len, **sizes, **more, FULL=full, num_warps=tile.warps,
+            enable_fp_fusion=True,
         )  # fmt: skip

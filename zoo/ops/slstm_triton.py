@@ -248,4 +248,4 @@ def _launch(kernel: Any, u: Tensor, valid: Tensor | None, *tensors: Tensor) -> N
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     grid = (triton.cdiv(batch, ROWS), heads)
     with torch.cuda.device_of(u):  # triton launches on the current device, whatever the tensors' own
-        kernel[grid](*tensors, batch, heads, seq_len, d_head=d_head, PRECISION=precision, **sizes, num_warps=4)
+        kernel[grid](*tensors, batch, heads, seq_len, d_head=d_head, PRECISION=precision, **sizes, num_warps=8)

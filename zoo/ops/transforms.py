@@ -163,7 +163,8 @@ def _gradients(function: Callable[..., Any], grads: list[Tensor], *given: Any) -
         given = tree_map(lambda t: t.detach().requires_grad_() if _has_gradient(t) else t, given)
         outputs = tree_leaves(function(*given))
         found = torch.autograd.grad(outputs, _differentiable(given), grads, materialize_grads=True)
-    return [t.contiguous() for t in found]
+    # An op's results share no memory, as the gradients of cuDNN's weights do.
+    return [t.contiguous() if t.untyped_storage().nbytes() == t.nbytes else t.clone().contiguous() for t in found]
 
 
 def _differentiable(given: Any) -> list[Tensor]:

@@ -1,0 +1,38 @@
+"""The contract on a CUDA device, property by property, for every registered mixer; float32 unless the property says."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from tests.contract.test_compile import assert_agrees
+from zoo import list_mixers
+from zoo.check import Property, properties
+from zoo.check.subject import Subject
+
+ELSEWHERE = ("costs", "rank", "gradient_decay", "options_matter", "exports")
+"""What no device changes."""
+COMPILED = ("attention", "nsa", "hyena", "selective_ssm", "ssd", "gated_delta_net", "kda", "mlstm", "slstm", "hybrid")
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("unchecked_shapes")]
+
+
+@functools.cache
+def subject(name: str) -> Subject:
+    return Subject(name, d_model=32, device="cuda")
+
+
+@pytest.mark.parametrize("each", [each for each in properties() if each.name not in ELSEWHERE], ids=str)
+@pytest.mark.parametrize("name", list_mixers())
+def test_the_property_holds(name: str, each: Property) -> None:
+    each.find(subject(name)).raise_if_failed()
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler, about its internals
+@pytest.mark.parametrize("name", COMPILED)
+def test_inductor_agrees_with_eager(name: str) -> None:
+    torch.compiler.reset()
+    mixer, x = subject(name).module(), subject(name).draw().requires_grad_()
+    assert_agrees(torch.compile(mixer, fullgraph=True), mixer, x)
