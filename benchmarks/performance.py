@@ -110,7 +110,7 @@ def publish(results: dict[str, Any], root: Path) -> None:
     head += [
         "medians, measured in turns in one process. Where the time of a training step goes: [profiles](profiles.md)."
     ]
-    head += ["The GPU script is `benchmarks/gpu.py`.", ""]
+    head += ["On a GPU: [performance on a GPU](performance_gpu.md).", ""]
     pages = {PAGE: "\n".join([*head, *parts[PAGE]])}
     if parts[PROFILES]:
         title = ["# Profiles", "", "Made by `python benchmarks/performance.py --only profiles`.", ""]

@@ -92,14 +92,13 @@ def test_kernels_steps_and_a_long_stream_have_their_lines(monkeypatch: pytest.Mo
         raise RuntimeError("cannot be captured\nat all")
 
     monkeypatch.setattr(gpu, "captured", refuse)
+    assert gpu._replayed("attention") == (None, "cannot be captured")
     monkeypatch.setattr(gpu, "LENGTHS", {8: 2, 16: 1})
     lengths = last(gpu.lengths()).tables[0].rows
     assert [row[0] for row in lengths] == list(gpu.LONG)
     assert all(row[1:] == [1.0] * 2 + [5e-3] * 2 for row in lengths)
     steps = last(gpu.steps())
-    assert [[row[0], *row[3:]] for row in steps.tables[0].rows] == [
-        [name, 1.0, 5e-3, "no", None, "cannot be captured"] for name in list_mixers()
-    ]
+    assert [[row[0], *row[3:]] for row in steps.tables[0].rows] == [[name, 1.0, 5e-3, "no"] for name in list_mixers()]
     assert steps.targets[0].met
     monkeypatch.setattr(gpu, "STREAMED", (20, 8))
     monkeypatch.setattr(gpu, "_device_seconds", lambda run: run() and 2e-3)
