@@ -61,7 +61,8 @@ def write_hparams(file: Path, options: Mapping[str, Any], trial: str, started: f
 
     Args:
         file: path of the file; its name must contain "tfevents".
-        options: the options by which the run is compared; None, lists and the like are written as text.
+        options: the options by which the run is compared; lists and the like are written as text. Those that are None
+            are left out: a column of None would look as if it varied between runs with the option and runs without.
         trial: name of the run in the tab, which shows its first fourteen characters.
         started: when the run began, in seconds since 1970.
 
@@ -72,7 +73,8 @@ def write_hparams(file: Path, options: Mapping[str, Any], trial: str, started: f
     from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
     plain = (bool, int, float, str)
-    known = {name: value if isinstance(value, plain) else str(value) for name, value in options.items()}
+    given = {name: value for name, value in options.items() if value is not None}
+    known = {name: value if isinstance(value, plain) else str(value) for name, value in given.items()}
     summary = hparams_pb(known, trial_id=trial, start_time_secs=started)
     data = summary.value[0].metadata.plugin_data
     # In one order: whether the file changes must not hang on how a process hashes names.
