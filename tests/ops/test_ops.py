@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.cases import draw, randomise, trained_by_outputs
 from tests.tolerances import assert_close, tolerance
 from zoo import create_mixer
 from zoo.ops import attention, transforms, trapezoid
-from zoo.ops.activation import heavy_tail, rms_norm, tanhc
+from zoo.ops.activation import gelu, heavy_tail, rms_norm, silu, tanhc
 from zoo.ops.diagonal import diagonal_scan, ring_gain, zero_order_hold
 from zoo.ops.dplr import dplr
 from zoo.ops.precision import chunk_product, widest
@@ -358,3 +359,15 @@ def test_masks_groups_and_sinks_keep_to_fused_kernels(
         y, state = mixer.stream(x)
         again, _ = mixer.stream(x, state, torch.tensor([12, 5]))
         (y.sum() + again.sum()).backward()
+
+
+@pytest.mark.parametrize("op", [silu, gelu, lambda u: rms_norm(u, u.new_tensor([0.5, 2.0, -1.0]))])
+def test_torchs_fused_kernels_have_the_numbers_of_their_parts(
+    op: Callable[[Tensor], Tensor], generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    u = (10 * draw(2, 5, 3, generator=generator)).requires_grad_()
+    parts = op(u)
+    slopes = torch.autograd.grad(parts.square().sum(), u)
+    monkeypatch.setattr(transforms, "_device_type", lambda t: "cuda")
+    fused = op(u)
+    assert_close((fused, *torch.autograd.grad(fused.square().sum(), u)), (parts, *slopes))

@@ -105,7 +105,7 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from zoo.ops import carry_triton, ridge_triton, scan_triton, slstm_triton
+from zoo.ops import carry_triton, conv_triton, ridge_triton, scan_triton, slstm_triton
 
 def compile_kernel(kernel, values, constants, **options):
     types = {name: "i32" for name in kernel.arg_names} | {name: "constexpr" for name in constants}
@@ -137,6 +137,9 @@ for backwards in (False, True):
     constants = dict(tile, BACKWARDS=backwards, ADDED=backwards, ACROSS=backwards, PRECISION=precision)
     assert ("tf32" in compile_kernel(carry_triton._erased, "fp32", constants)) == backwards
     assert "bf16" in compile_kernel(carry_triton._erased, "bf16", constants)
+for kernel, more in ((conv_triton._forward, dict(BIAS=True)), (conv_triton._backward, {})):
+    constants = dict(more, PAST=3, TIME=conv_triton.TIME, CHANNELS=conv_triton.CHANNELS)
+    compile_kernel(kernel, "bf16", constants)
 for kernel in (ridge_triton._forward, ridge_triton._backward):
     assert "tf32" not in compile_kernel(kernel, "fp32", dict(EPS=1e-7, TINY=1e-38, ROWS=32, BLOCK=ridge_triton.BLOCK))
 for kernel in (slstm_triton._forward, slstm_triton._backward):

@@ -1,4 +1,7 @@
-"""Norms and nonlinearities, each split into an input-dependent coefficient and a value."""
+"""Norms and nonlinearities, each split into an input-dependent coefficient and a value.
+
+Off the CPU they are torch's fused kernels while no coefficient is asked for: each reads its input once.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,21 @@ from torch import Tensor
 
 from zoo import coefficient as coefficients
 from zoo.coefficient import coefficient
+from zoo.ops.transforms import on_cpu
+
+
+def _fused(t: Tensor) -> bool:
+    return not on_cpu(t) and not coefficients.active()
 
 
 def silu(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """silu(u) = sigmoid(u) u (Elfwing et al. 1702.03118): the sigmoid is the coefficient, u the value."""
-    return coefficient(torch.sigmoid(u)) * u
+    return F.silu(u) if _fused(u) else coefficient(torch.sigmoid(u)) * u
 
 
 def gelu(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """gelu(u) = Phi(u) u (Hendrycks and Gimpel 1606.08415): the normal distribution function is the coefficient."""
-    return coefficient(torch.special.ndtr(u)) * u
+    return F.gelu(u) if _fused(u) else coefficient(torch.special.ndtr(u)) * u
 
 
 def silu_gate(z: Float[Tensor, "*shape"], value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -78,6 +86,8 @@ def rms_norm(
     x: Float[Tensor, "*batch d"], weight: Float[Tensor, "*groups d"], eps: float = 1e-5
 ) -> Float[Tensor, "*batch d"]:
     """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 1910.07467, eq. 4), the mean in at least float32."""
+    if _fused(x) and x.dtype == weight.dtype and weight.dim() == 1:
+        return F.rms_norm(x, weight.shape, weight, eps)
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     scale = coefficient(torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps))
     return (wide * scale).to(x.dtype) * weight

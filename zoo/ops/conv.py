@@ -1,12 +1,15 @@
-"""Causal depthwise convolution with a state."""
+"""Causal depthwise convolution with a state; on CUDA one Triton kernel."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from zoo.ops.time import right_align
+from zoo.ops.transforms import kernels_suffice
 
 
 def causal_conv(
@@ -29,12 +32,78 @@ def causal_conv(
         The outputs and the tail for the next chunk.
     """
     seq_len, past = x.shape[1], weight.shape[1] - 1
-    window = torch.cat((tail.to(x.dtype), x), dim=1)
+    tail = tail.to(x.dtype)
+    if kernels_suffice(weight) and x.dtype != torch.float64:
+        y = _Kernel.apply(x, weight, bias, tail)
+        window = torch.cat((tail, x if lengths is not None else x[:, max(0, seq_len - past) :]), dim=1)
+    else:
+        window = torch.cat((tail, x), dim=1)
+        y = _by_taps(window, weight, bias)
+    if lengths is not None:
+        window = right_align(window, lengths + past)
+    return y, window[:, window.shape[1] - past :]
+
+
+def _by_taps(window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    past = weight.shape[1] - 1
+    seq_len = window.shape[1] - past
     y = window[:, past:] * weight[:, past]
     for k in range(past):
         y = torch.addcmul(y, window[:, k : k + seq_len], weight[:, k])
-    if bias is not None:
-        y = y + bias
-    if lengths is not None:
-        window = right_align(window, lengths + past)
-    return y, window[:, seq_len:]
+    return y if bias is None else y + bias
+
+
+class _Kernel(torch.autograd.Function):
+    """`_by_taps` as Triton compiles it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, bias, tail)
+        return _convolved(x, weight, bias, tail)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, tail = given = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again, which the gradients of the taps can be
+            wanted = [t for t, asked in zip(given, ctx.needs_input_grad, strict=True) if asked]
+            y = _by_taps(torch.cat((tail, x), dim=1), weight, bias)
+            found = iter(torch.autograd.grad(y, wanted, grads, create_graph=True))
+            return tuple(next(found) if asked else None for asked in ctx.needs_input_grad)
+        of_x, of_weight, of_bias, of_tail = _convolved_backward(grads[0], x, weight, tail)
+        return of_x, of_weight, None if bias is None else of_bias, of_tail
+
+
+# The kernels are custom ops: one operation to a compiler.
+
+
+@torch.library.custom_op(
+    "zoo::causal_conv", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor? bias, Tensor tail) -> Tensor"
+)
+def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor) -> Tensor:
+    from zoo.ops import conv_triton
+
+    return conv_triton.forward(x, weight, bias, tail)
+
+
+@_convolved.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor) -> Tensor:
+    return weight.new_empty(x.shape)
+
+
+@torch.library.custom_op(
+    "zoo::causal_conv_backward",
+    mutates_args=(),
+    schema="(Tensor grad_y, Tensor x, Tensor weight, Tensor tail) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def _convolved_backward(
+    grad_y: Tensor, x: Tensor, weight: Tensor, tail: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from zoo.ops import conv_triton
+
+    return conv_triton.backward(grad_y, x, weight, tail)
+
+
+@_convolved_backward.register_fake
+def _(grad_y: Tensor, x: Tensor, weight: Tensor, tail: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    given = x, weight, weight[:, 0], tail
+    return tuple(t.new_empty(t.shape) for t in given)  # pyright: ignore[reportReturnType]
