@@ -546,9 +546,16 @@ def _fail(message: object, status: int) -> int:
 
 def _stopped(how: object, argv: Sequence[str], status: int) -> int:
     if not is_first_process():
-        # Only the first process reports it: Lightning takes a status other than 0 in the others for a crash.
-        return 0
+        # Only the first process reports it. Of another, Lightning takes a status other than 0 for a crash and ends all:
+        # wanted only before it has joined, since the first would wait for it.
+        return 0 if _has_joined() else status
     return _fail(f"{how}\nto resume: {resume_command(argv)}", status)
+
+
+def _has_joined() -> bool:
+    from torch import distributed
+
+    return distributed.is_available() and distributed.is_initialized()
 
 
 def _say(message: object) -> None:

@@ -31,7 +31,7 @@ from lab.run.files import FIRST_LOSS
 from lab.run.folder import RunFolder
 from lab.run.metrics import by_heading
 from lab.run.record import read_rungs, rung_at
-from tests import ROOT, python, slow
+from tests import ROOT, python, raising, slow
 from tests.lab import kills
 from tests.lab.runs import MEASURED, TINY, TinyRuns, error_line, metrics, results, wait_until
 from tests.tolerances import tolerance
@@ -441,6 +441,19 @@ def assert_same_numbers(path: Path, alone: Path) -> None:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the run in one process."""
     return trained(tmp_path_factory.mktemp("alone"), *WHOLE)
+
+
+@pytest.mark.parametrize(("joined", "status"), [(False, 75), (True, 0)])
+def test_a_process_stopped_before_it_joins_the_others_ends_them(
+    joined: bool, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process would wait for it; of one that has joined Lightning takes a status for a crash."""
+    from lightning.pytorch.utilities import rank_zero_only
+
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: joined)
+    monkeypatch.setattr(train, "run", raising(train.Terminated(signal.SIGTERM)))
+    assert go(tmp_path) == status
 
 
 @pytest.mark.slow
