@@ -35,10 +35,12 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.page import Cell, Section, Table, Target, render_section  # noqa: E402
 from benchmarks.peers import generator, scan_inputs  # noqa: E402
 from benchmarks.performance import describe_run, read_results, tests_pass  # noqa: E402
+from benchmarks.sections import reaching, step_of  # noqa: E402
 from benchmarks.timing import Run, forward_only, interleaved, isolated, trained  # noqa: E402
 from zoo import Backbone, create_mixer, list_mixers, state_nbytes  # noqa: E402
 from zoo.contract import SequenceMixer  # noqa: E402
 from zoo.ops.attention import forgetting_attend  # noqa: E402
+from zoo.ops.conv import causal_conv  # noqa: E402
 from zoo.ops.delta_rule import delta_rule, unit_length  # noqa: E402
 from zoo.ops.dplr import dplr  # noqa: E402
 from zoo.ops.ridge import ridge_queries  # noqa: E402
@@ -48,7 +50,7 @@ from zoo.ops.ssd import ssd  # noqa: E402
 from zoo.registry import mixer_class  # noqa: E402
 from zoo.report.files import as_json, write_all  # noqa: E402
 
-TESTS = ("tests/ops/test_scan_triton.py", "tests/ops/test_chunked_ops.py", "tests/ops/test_slstm.py")
+TESTS = tuple(f"tests/ops/test_{name}.py" for name in ("scan_triton", "chunked_ops", "slstm_triton", "conv_triton"))
 RESULTS, PAGE = "benchmarks/gpu.json", "docs/performance_gpu.md"
 
 SCAN_SHAPES = ((8, 2048, 1536, 16), (1, 65536, 1536, 16))  # batch, seq_len, d_inner, d_state
@@ -337,6 +339,7 @@ def kernels() -> Iterator[Section]:
     forms = {name: (_ours(of), _head_inputs(of, torch.float32)) for name, of in rates.items()}
     forms["selective scan"] = _scan, [t.to(DEVICE) for t in scan_inputs(*SCAN_SHAPES[0], generator())]
     forms["slstm"] = _slstm, _slstm_inputs()
+    forms["short convolution"] = _conv, _conv_inputs()
     q, k, _, *more = _head_inputs("gated delta rule", torch.float32)
     forms["conjugate gradients"] = _ridge, [q, k, *more]
     forms["forgetting attention"] = _forgetting, _head_inputs("ssd", torch.float32)
@@ -356,7 +359,7 @@ def in_torch(run: Callable[..., Any]) -> Callable[..., Any]:
 
     def without(*given: Any) -> Any:
         with contextlib.ExitStack() as stack:
-            for place in ("carry", "slstm", "ridge", "attention"):
+            for place in ("carry", "slstm", "ridge", "attention", "conv"):
                 stack.enter_context(mock.patch(f"zoo.ops.{place}.kernels_suffice", return_value=False))
             stack.enter_context(mock.patch("zoo.ops.scan._choose", return_value="torch"))
             return run(*given)
@@ -376,6 +379,16 @@ def _forgetting(*inputs: Tensor) -> Tensor:
     return forgetting_attend(q, k, v, cached, log_decay, log_decay[:, :, :0])
 
 
+def _conv(x: Tensor, weight: Tensor, tail: Tensor) -> Tensor:
+    return causal_conv(x, weight, None, tail)[0]
+
+
+def _conv_inputs() -> list[Tensor]:
+    batch, seq_len, heads, width = HEADS_SHAPE
+    shapes = (batch, seq_len, heads * width), (heads * width, 4), (batch, 3, heads * width)
+    return [torch.randn(shape, generator=generator()).to(DEVICE) for shape in shapes]
+
+
 def _slstm(u: Tensor, recurrent: Tensor) -> Tensor:
     h = u.new_zeros(*u.shape[:2], u.shape[4])
     return slstm_scan(u, recurrent, (h, h, h, torch.full_like(h, -math.inf)))[0]
@@ -392,30 +405,17 @@ def options(name: str, seq_len: int) -> dict[str, Any]:
     """Return heads as wide as the model's, where a mixer has heads, and a longest sequence where it must know one."""
     takes = inspect.signature(mixer_class(name)).parameters
     heads = "n_heads" in takes or name in ("hybrid", "parallel_hybrid")
-    own: dict[str, Any] = {"n_heads": MODEL.d_model // MODEL.d_head} if heads else {}
-    return own | ({"max_seq_len": seq_len} if "max_seq_len" in takes else {})
+    return reaching(name, seq_len) | ({"n_heads": MODEL.d_model // MODEL.d_head} if heads else {})
 
 
 def training_step(name: str, seq_len: int, batch_size: int) -> Run:
-    """Return one step (forward, backward, AdamW) of the model on next-token prediction, in bfloat16 by autocast."""
+    """Return one step of the model, in bfloat16 by autocast."""
     torch.manual_seed(0)
     with torch.device(DEVICE):
         mixer = {"name": name, **options(name, seq_len)}
         sizes = {"n_layers": MODEL.n_layers, "n_outputs": MODEL.vocab_size, "vocab_size": MODEL.vocab_size}
         model = Backbone(mixer, MODEL.d_model, **sizes)
-    fused = {"capturable": True, "fused": True} if DEVICE == "cuda" else {}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **fused)
-    tokens = torch.randint(MODEL.vocab_size, (batch_size, seq_len + 1), generator=generator()).to(DEVICE)
-
-    def run() -> None:
-        with torch.autocast(DEVICE, torch.bfloat16):
-            logits = model(tokens[:, :-1])
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return run
+    return step_of(model, batch_size, seq_len, half=True)
 
 
 def steps() -> Iterator[Section]:

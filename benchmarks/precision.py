@@ -149,8 +149,8 @@ Products of matrices inside chunks follow torch's own switches:
 
 So do the products that carry the state of a delta rule from chunk to chunk, in its Triton kernel too; the state itself
 is float32. Float64, devices other than CPU and CUDA, and transforms of torch.func are exceptions: there the maps of
-chunks are multiplied in the type of the state. lstm, gru and rnn on CUDA are cuDNN's, which torch lets compute in tf32
-unless `torch.backends.cudnn.allow_tf32` is set to False: on an H100 outputs were 3e-4 away from float64.
+chunks are multiplied in the type of the state. On CUDA, lstm, gru and rnn run in cuDNN, which uses tf32
+unless `torch.backends.cudnn.allow_tf32` is False. `zoo check lstm --only float32 --device cuda` shows the error.
 
 A state in float64 turns all of this off. Made by `python benchmarks/precision.py`; edit that, not this page.
 """

@@ -309,7 +309,7 @@ def decode(sizes: Sizes) -> Section:
 
 def _decode_mixer(name: str, sizes: Sizes) -> list[float]:
     torch.manual_seed(0)
-    mixer = create_mixer(name, d_model=128, **_reaching(name, max(sizes.decode_at) + sizes.decode_steps)).eval()
+    mixer = create_mixer(name, d_model=128, **reaching(name, max(sizes.decode_at) + sizes.decode_steps)).eval()
     token = torch.randn(1, 1, 128, generator=peers.generator())
     runs = {}
     with threads(1), torch.no_grad():
@@ -378,7 +378,7 @@ LINEAR_TIME = {"linear attention", "delta rule", "time-invariant", "selective st
 def _training_passes(name: str, sizes: Sizes) -> list[float]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    mixer = create_mixer(name, d_model=sizes.scaling_width, **_reaching(name, max(sizes.lengths)))
+    mixer = create_mixer(name, d_model=sizes.scaling_width, **reaching(name, max(sizes.lengths)))
     runs = {}
     for seq_len in sizes.lengths:
         x = torch.randn(1, seq_len, sizes.scaling_width, generator=peers.generator(), requires_grad=True)
@@ -387,7 +387,7 @@ def _training_passes(name: str, sizes: Sizes) -> list[float]:
     return [seconds[str(seq_len)] for seq_len in sizes.lengths]
 
 
-def _reaching(name: str, seq_len: int) -> dict[str, int]:
+def reaching(name: str, seq_len: int) -> dict[str, int]:
     """Return the option of mixers whose parameters reach only so far."""
     parameters = inspect.signature(mixer_class(name)).parameters
     limited = "max_seq_len" in parameters and parameters["max_seq_len"].default is not None
@@ -429,7 +429,7 @@ def same_state(name: str, d_model: int) -> dict[str, int]:
 
 def state_numbers(name: str, d_model: int) -> int | None:
     """Count the real numbers that a layer carries between positions; None where they grow with the sequence."""
-    mixer = create_mixer(name, d_model, **_reaching(name, 16), **same_state(name, d_model)).eval()
+    mixer = create_mixer(name, d_model, **reaching(name, 16), **same_state(name, d_model)).eval()
     sizes = []
     for seq_len in (4, 16):
         with torch.no_grad():
@@ -439,17 +439,27 @@ def state_numbers(name: str, d_model: int) -> int | None:
     return sizes[0] if sizes[0] == sizes[1] else None
 
 
-def training_step(name: str, sizes: Sizes, device: str = "cpu") -> Callable[[], None]:
-    """Take one step (forward, backward, AdamW) of a two-layer model on next-token prediction."""
+def training_step(name: str, sizes: Sizes) -> Callable[[], None]:
+    """Return one step of a two-layer model in float32."""
     torch.manual_seed(0)
-    options = {**_reaching(name, sizes.step_length), **same_state(name, sizes.step_width)}
-    model = Backbone({"name": name, **options}, sizes.step_width, 2, n_outputs=256, vocab_size=256).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, capturable=device == "cuda")
-    tokens = torch.randint(256, (sizes.step_batch, sizes.step_length + 1), generator=peers.generator()).to(device)
+    options = {**reaching(name, sizes.step_length), **same_state(name, sizes.step_width)}
+    model = Backbone({"name": name, **options}, sizes.step_width, 2, n_outputs=256, vocab_size=256)
+    return step_of(model, sizes.step_batch, sizes.step_length)
+
+
+def step_of(model: Backbone, batch_size: int, seq_len: int, *, half: bool = False) -> Callable[[], None]:
+    """Return one step (forward, backward, AdamW) on next-token prediction; `half`: in bfloat16 by autocast."""
+    device = next(model.parameters()).device
+    on_gpu = device.type == "cuda"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, capturable=on_gpu, fused=on_gpu)
+    shape = batch_size, seq_len + 1
+    tokens = torch.randint(model.vocab_size or 0, shape, generator=peers.generator()).to(device)
 
     def run() -> None:
-        logits = model(tokens[:, :-1])
-        torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            logits = model(tokens[:, :-1])
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

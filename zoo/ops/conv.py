@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from zoo.ops.time import right_align
-from zoo.ops.transforms import kernels_suffice
+from zoo.ops.transforms import differentiable_again, kernels_suffice
 
 
 def causal_conv(
@@ -53,6 +53,10 @@ def _by_taps(window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else y + bias
 
 
+def _of_parts(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor) -> Tensor:
+    return _by_taps(torch.cat((tail, x), dim=1), weight, bias)
+
+
 class _Kernel(torch.autograd.Function):
     """`_by_taps` as Triton compiles it."""
 
@@ -64,11 +68,8 @@ class _Kernel(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, tail = given = ctx.saved_tensors
-        if torch.is_grad_enabled():  # to be differentiated again, which the gradients of the taps can be
-            wanted = [t for t, asked in zip(given, ctx.needs_input_grad, strict=True) if asked]
-            y = _by_taps(torch.cat((tail, x), dim=1), weight, bias)
-            found = iter(torch.autograd.grad(y, wanted, grads, create_graph=True))
-            return tuple(next(found) if asked else None for asked in ctx.needs_input_grad)
+        if torch.is_grad_enabled():
+            return differentiable_again(_of_parts, given, ctx.needs_input_grad, grads)
         of_x, of_weight, of_bias, of_tail = _convolved_backward(grads[0], x, weight, tail)
         return of_x, of_weight, None if bias is None else of_bias, of_tail
 

@@ -84,7 +84,7 @@ def _backward(
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor) -> Tensor:
     """Return y in float32; weight and bias are float32, the arguments those of `zoo.ops.conv.causal_conv`."""
-    y = weight.new_empty(x.shape)
+    x, y = _along_channels(x), weight.new_empty(x.shape)
     given = x, tail.contiguous(), weight.contiguous(), weight if bias is None else bias, y
     _launch(_forward, x.shape[1], x, weight, *given, BIAS=bias is not None)
     return y
@@ -92,7 +92,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor) -> Ten
 
 def backward(grad_y: Tensor, x: Tensor, weight: Tensor, tail: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return gradients of x, weight, bias and tail."""
-    batch, seq_len, channels = x.shape
+    x, (batch, seq_len, channels) = _along_channels(x), x.shape
     steps = seq_len + weight.shape[1] - 1
     grad_x, grad_tail = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, tail))
     shares = weight.new_empty(batch * triton.cdiv(steps, TIME), weight.shape[1] + 1, channels)
@@ -102,12 +102,13 @@ def backward(grad_y: Tensor, x: Tensor, weight: Tensor, tail: Tensor) -> tuple[T
     return grad_x, torch.stack(of_weight, dim=1), of_bias.clone(), grad_tail
 
 
+def _along_channels(x: Tensor) -> Tensor:
+    return x if x.stride(2) == 1 else x.contiguous()
+
+
 def _launch(kernel: Any, steps: int, x: Tensor, weight: Tensor, *tensors: Tensor, **more: bool) -> None:
     batch, seq_len, channels = x.shape
-    x_row, x_step, along = x.stride()
-    if along != 1 and channels > 1:
-        x_row, x_step, tensors = seq_len * channels, channels, tuple(t.contiguous() if t is x else t for t in tensors)
     grid = (batch * triton.cdiv(steps, TIME), triton.cdiv(channels, CHANNELS))
     sizes = {"PAST": weight.shape[1] - 1, "TIME": TIME, "CHANNELS": CHANNELS}
     with torch.cuda.device_of(x):  # triton launches on the current device, whatever the tensors' own
-        kernel[grid](*tensors, seq_len, channels, x_row, x_step, **sizes, **more, enable_fp_fusion=True)
+        kernel[grid](*tensors, seq_len, channels, *x.stride()[:2], **sizes, **more, enable_fp_fusion=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from zoo.ops.carry import decayed_states
 from zoo.ops.chunked import chunk_decays, halvable, into_chunks
 from zoo.ops.precision import full_precision
-from zoo.ops.transforms import kernels_suffice, readable, whole_in_export
+from zoo.ops.transforms import differentiable_again, kernels_suffice, readable, whole_in_export
 
 CHUNK = 32
 
@@ -104,9 +104,7 @@ class _Kernel(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         given = [*ctx.saved_tensors, ctx.steps]
         if torch.is_grad_enabled():  # to be differentiated again, which the loop's gradients can be
-            wanted = [t for t, asked in zip(given, ctx.needs_input_grad, strict=True) if asked]
-            found = iter(torch.autograd.grad(_loop(*given), wanted, grads, create_graph=True))
-            return tuple(next(found) if asked else None for asked in ctx.needs_input_grad)
+            return differentiable_again(_loop, given, ctx.needs_input_grad, grads)
         *of_others, of_ridge = _solved_backward(grads[0].contiguous(), *given)
         return *of_others, of_ridge.sum((0, 2)), None
 

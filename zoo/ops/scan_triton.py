@@ -109,22 +109,12 @@ def _stack(rows, LENGTH: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _rows(ptr, d, real, left, d_inner: tl.constexpr, STEPS: tl.constexpr, FULL: tl.constexpr):
-    """Load the channels `d` of STEPS positions, of which `left` exist; the others are zero and change no state."""
+def _steps(ptr, at, real, left, width: tl.constexpr, STEPS: tl.constexpr, FULL: tl.constexpr):
+    """Load `at` of STEPS rows, of which `left` exist; the others are zero and change no state."""
     rows = ()
     for step in tl.static_range(STEPS):
-        rows = rows + (_load(ptr + step * d_inner + d, real & (step < left), FULL),)
+        rows = rows + (_load(ptr + step * width + at, real & (step < left), FULL),)
     return rows
-
-
-@triton.jit
-@no_type_check
-def _maps(ptr, per_step, states, left, d_state: tl.constexpr, STEPS: tl.constexpr, FULL: tl.constexpr):
-    """Load B or C of STEPS positions, each for all channels."""
-    maps = ()
-    for step in tl.static_range(STEPS):
-        maps = maps + (_load(ptr + step * d_state + per_step, states & (step < left), FULL),)
-    return maps
 
 
 @triton.jit
@@ -181,15 +171,15 @@ def _alone(
         here = begin + (parts - 1 - index if BACKWARDS else index) * STEPS
         left = tl.full([1], end - here, tl.int32)
         at = row * seq_len + here
-        xs = _rows(x_ptr + at * d_inner, d, real, left, d_inner, STEPS, FULL)
-        dts = _rows(dt_ptr + at * d_inner, d, real, left, d_inner, STEPS, FULL)
-        Bs = _maps(B_ptr + at * d_state, per_step, states, left, d_state, STEPS, FULL)
+        xs = _steps(x_ptr + at * d_inner, d, real, left, d_inner, STEPS, FULL)
+        dts = _steps(dt_ptr + at * d_inner, d, real, left, d_inner, STEPS, FULL)
+        Bs = _steps(B_ptr + at * d_state, per_step, states, left, d_state, STEPS, FULL)
+        if BACKWARDS:
+            for step in tl.static_range(STEPS - 1, -1, -1):
+                h = tl.exp2(dts[step][None, :] * A2) * (h + xs[step][None, :] * Bs[step])
+        else:
+            h = _advance(h, xs, dts, Bs, A2)[STEPS]
         for step in tl.static_range(STEPS):
-            if BACKWARDS:
-                h += xs[STEPS - 1 - step][None, :] * Bs[STEPS - 1 - step]
-                h *= tl.exp2(dts[STEPS - 1 - step][None, :] * A2)
-            else:
-                h = tl.exp2(dts[step][None, :] * A2) * h + (dts[step] * xs[step])[None, :] * Bs[step]
             passed += dts[step]
     at = tl.cast(segment, tl.int64) * batch + row
     tl.store(alone_ptr + at * d_inner * d_state + n[:, None] * d_inner + d[None, :], h, mask=states)
@@ -223,10 +213,10 @@ def _forward(
     for here in range(begin, end, STEPS):
         left = tl.full([1], end - here, tl.int32)  # a block: the interpreter widens a scalar truth value
         at = row * seq_len + here
-        xs = _rows(x_ptr + at * d_inner, d, real, left, d_inner, STEPS, FULL)
-        dts = _rows(dt_ptr + at * d_inner, d, real, left, d_inner, STEPS, FULL)
-        Bs = _maps(B_ptr + at * d_state, per_step, states, left, d_state, STEPS, FULL)
-        Cs = _maps(C_ptr + at * d_state, per_step, states, left, d_state, STEPS, FULL)
+        xs = _steps(x_ptr + at * d_inner, d, real, left, d_inner, STEPS, FULL)
+        dts = _steps(dt_ptr + at * d_inner, d, real, left, d_inner, STEPS, FULL)
+        Bs = _steps(B_ptr + at * d_state, per_step, states, left, d_state, STEPS, FULL)
+        Cs = _steps(C_ptr + at * d_state, per_step, states, left, d_state, STEPS, FULL)
         if here % CHUNK == 0:  # backward recomputes the chunk's states from here
             chunk = tl.cast(here // CHUNK, tl.int64) * batch + row
             tl.store(entering_ptr + chunk * d_state * d_inner + of_state, h, mask=states)
@@ -291,17 +281,17 @@ def _backward(
         # Forward kept a state for each chunk only: run from there to the start of this part.
         for earlier in range(part // PARTS * PARTS, part):
             start = tl.cast(earlier, tl.int64) * STEPS
-            xs = _rows(x_ptr + start * d_inner, d, real, whole, d_inner, STEPS, FULL)
-            dts = _rows(dt_ptr + start * d_inner, d, real, whole, d_inner, STEPS, FULL)
-            Bs = _maps(B_ptr + start * d_state, per_step, states, whole, d_state, STEPS, FULL)
+            xs = _steps(x_ptr + start * d_inner, d, real, whole, d_inner, STEPS, FULL)
+            dts = _steps(dt_ptr + start * d_inner, d, real, whole, d_inner, STEPS, FULL)
+            Bs = _steps(B_ptr + start * d_state, per_step, states, whole, d_state, STEPS, FULL)
             h = _advance(h, xs, dts, Bs, A2)[STEPS]
         start = tl.cast(part, tl.int64) * STEPS
         left = tl.full([1], seq_len - part * STEPS, tl.int32)
-        xs = _rows(x_ptr + start * d_inner, d, real, left, d_inner, STEPS, FULL)
-        dts = _rows(dt_ptr + start * d_inner, d, real, left, d_inner, STEPS, FULL)
-        grad_ys = _rows(grad_y_ptr + start * d_inner, d, real, left, d_inner, STEPS, FULL)
-        Bs = _maps(B_ptr + start * d_state, per_step, states, left, d_state, STEPS, FULL)
-        Cs = _maps(C_ptr + start * d_state, per_step, states, left, d_state, STEPS, FULL)
+        xs = _steps(x_ptr + start * d_inner, d, real, left, d_inner, STEPS, FULL)
+        dts = _steps(dt_ptr + start * d_inner, d, real, left, d_inner, STEPS, FULL)
+        grad_ys = _steps(grad_y_ptr + start * d_inner, d, real, left, d_inner, STEPS, FULL)
+        Bs = _steps(B_ptr + start * d_state, per_step, states, left, d_state, STEPS, FULL)
+        Cs = _steps(C_ptr + start * d_state, per_step, states, left, d_state, STEPS, FULL)
         hs = _advance(h, xs, dts, Bs, A2)
         grad_xs, grad_dts = (), ()
         for step in tl.static_range(STEPS - 1, -1, -1):
@@ -342,7 +332,7 @@ def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) 
     x, dt, A, B, C, state = (t.contiguous() for t in (x, dt, A, B.float(), C.float(), state))
     y, final = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, state))
     entering = state.new_empty(triton.cdiv(seq_len, CHUNK), batch, d_state, d_inner)
-    segments = _segments(x, dt, A, B, tile, STEPS, BACKWARDS=False)
+    segments = _segments(x, dt, A, B, tile, STEPS, backwards=False)
     given = x, dt, A, B, C, state, *segments, y, final, entering
     _launch(_forward, tile, x.shape, d_state, *given, STEPS=STEPS, CHUNK=CHUNK)
     return y, final, entering
@@ -357,9 +347,9 @@ def scan_backward(
     tile = backward_tile(d_state)
     blocks = triton.cdiv(d_inner, tile.channels)
     grad_y, grad_final, x, dt, A, entering = (t.contiguous() for t in (grad_y, grad_final, x, dt, A, entering))
-    of_B, of_C = B.float().contiguous(), C.float().contiguous()
-    alone, passed = _segments(grad_y, dt, A, of_C, tile, STEPS_BACKWARD, BACKWARDS=True)
-    inputs = grad_y, grad_final, x, dt, A, of_B, of_C, entering, alone, passed
+    wide_B, wide_C = B.float().contiguous(), C.float().contiguous()
+    alone, passed = _segments(grad_y, dt, A, wide_C, tile, STEPS_BACKWARD, backwards=True)
+    inputs = grad_y, grad_final, x, dt, A, wide_B, wide_C, entering, alone, passed
     grad_x, grad_dt = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, dt))
     # Shares that are summed afterwards: atomic additions would come in another order each time.
     of_A = A.new_empty(len(alone), batch, d_state, d_inner)
@@ -373,13 +363,7 @@ def scan_backward(
 
 
 def _segments(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    tile: Tile,
-    steps: int,
-    BACKWARDS: bool,
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, tile: Tile, steps: int, *, backwards: bool
 ) -> tuple[Tensor, Tensor]:
     """Return what each segment adds to an empty state, (segments, batch, d_state, d_inner), and the sums of its dt.
 
@@ -390,7 +374,7 @@ def _segments(
     alone = A.new_empty(segments, batch, A.shape[1], d_inner)
     passed = A.new_empty(segments, batch, d_inner)
     if segments > 1:
-        _launch(_alone, tile, x.shape, A.shape[1], x, dt, A, B, alone, passed, STEPS=steps, BACKWARDS=BACKWARDS)
+        _launch(_alone, tile, x.shape, A.shape[1], x, dt, A, B, alone, passed, STEPS=steps, BACKWARDS=backwards)
     return alone, passed
 
 

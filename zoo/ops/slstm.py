@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +13,14 @@ from torch import Tensor
 from zoo import coefficient as coefficients
 from zoo.coefficient import coefficient
 from zoo.ops.activation import tanh
-from zoo.ops.transforms import compiling, kernels_suffice, loops_suffice, one_operation, whole_in_export
+from zoo.ops.transforms import (
+    compiling,
+    differentiable_again,
+    kernels_suffice,
+    loops_suffice,
+    one_operation,
+    whole_in_export,
+)
 
 Cell = tuple[Tensor, Tensor, Tensor, Tensor]
 """h, c, n and m, (batch, heads, d_head) each."""
@@ -118,7 +124,7 @@ class _Scan(torch.autograd.Function):
 
         *given, y, entering = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return _by_the_loop(ctx, given, grads)
+            return differentiable_again(_loop, [*given, ctx.valid], ctx.needs_input_grad, grads)
         u, recurrent, h, *_ = given
         of_u, of_recurrent, of_state = slstm_numba.backward(grads, u, recurrent, h, ctx.valid, y, entering)
         return of_u, of_recurrent, *of_state, None
@@ -138,19 +144,9 @@ class _Kernel(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         *given, states = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return _by_the_loop(ctx, given, grads)
+            return differentiable_again(_loop, [*given, ctx.valid], ctx.needs_input_grad, grads)
         of_u, of_recurrent, of_state = _states_backward(*grads, given[0], given[1], states, ctx.valid)
         return of_u, of_recurrent, *of_state.unbind(0), None
-
-
-def _by_the_loop(ctx: Any, given: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """Return gradients that are to be differentiated again, which those of the loop in torch can be."""
-    needed = ctx.needs_input_grad[:-1]
-    wanted = [t for t, asked in zip(given, needed, strict=True) if asked]
-    u, recurrent, h, c, n, m = given
-    outputs = _loop(u, recurrent, h, c, n, m, ctx.valid)
-    found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True))
-    return *(next(found) if asked else None for asked in needed), None
 
 
 # The kernels are custom ops: one operation to a compiler.

@@ -19,8 +19,8 @@ import triton.language as tl
 from einops import rearrange
 from torch import Tensor
 
-ROWS = 16
-"""Rows of the batch in one program: the least that a matrix product takes."""
+ROWS, WARPS = 16, 8
+"""Rows of the batch in one program, the least that a matrix product takes; four warps would spill at 64 channels."""
 BLOCK = 64
 """Most channels of a head that are computed at once."""
 
@@ -248,4 +248,4 @@ def _launch(kernel: Any, u: Tensor, valid: Tensor | None, *tensors: Tensor) -> N
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     grid = (triton.cdiv(batch, ROWS), heads)
     with torch.cuda.device_of(u):  # triton launches on the current device, whatever the tensors' own
-        kernel[grid](*tensors, batch, heads, seq_len, d_head=d_head, PRECISION=precision, **sizes, num_warps=8)
+        kernel[grid](*tensors, batch, heads, seq_len, d_head=d_head, PRECISION=precision, **sizes, num_warps=WARPS)

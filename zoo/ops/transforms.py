@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from importlib.util import find_spec
 from inspect import signature
@@ -163,8 +163,12 @@ def _gradients(function: Callable[..., Any], grads: list[Tensor], *given: Any) -
         given = tree_map(lambda t: t.detach().requires_grad_() if _has_gradient(t) else t, given)
         outputs = tree_leaves(function(*given))
         found = torch.autograd.grad(outputs, _differentiable(given), grads, materialize_grads=True)
-    # An op's results share no memory, as the gradients of cuDNN's weights do.
-    return [t.contiguous() if t.untyped_storage().nbytes() == t.nbytes else t.clone().contiguous() for t in found]
+    # The results of an op share no memory; the gradients of cuDNN's weights do.
+    alone = [t.untyped_storage().nbytes() == t.nbytes for t in found]
+    return [
+        t.contiguous() if own else t.clone(memory_format=torch.contiguous_format)
+        for t, own in zip(found, alone, strict=True)
+    ]
 
 
 def _differentiable(given: Any) -> list[Tensor]:
@@ -173,6 +177,18 @@ def _differentiable(given: Any) -> list[Tensor]:
 
 def _has_gradient(t: Any) -> bool:
     return isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex())
+
+
+def differentiable_again(
+    function: Callable[..., Any], given: Sequence[Any], needed: Sequence[bool], grads: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of `function(*given)` that are needed, as plain operations that autograd can follow.
+
+    A kernel's backward pass computes numbers; it calls this one if its gradients are to be differentiated.
+    """
+    wanted = [t for t, asked in zip(given, needed, strict=True) if asked]
+    found = iter(torch.autograd.grad(function(*given), wanted, grads, create_graph=True))
+    return tuple(next(found) if asked else None for asked in needed)
 
 
 def transformable(

@@ -73,8 +73,9 @@ def write_hparams(file: Path, options: Mapping[str, Any], trial: str, started: f
     from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
     plain = (bool, int, float, str)
-    given = {name: value for name, value in options.items() if value is not None}
-    known = {name: value if isinstance(value, plain) else str(value) for name, value in given.items()}
+    known = {
+        name: value if isinstance(value, plain) else str(value) for name, value in options.items() if value is not None
+    }
     summary = hparams_pb(known, trial_id=trial, start_time_secs=started)
     data = summary.value[0].metadata.plugin_data
     # In one order: whether the file changes must not hang on how a process hashes names.
