@@ -7,18 +7,17 @@ each task and all public names is made anew. Links follow; one to a file that is
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+
+import jupytext
 
 from lab.view.cells import task_names
 from lab.view.leaderboard import Board, as_data, groups_of
-from tools.blocks import BLOCK, NAMED
 from zoo.registry import MIXERS
 from zoo.report.files import read_json
 from zoo.report.page import render
@@ -29,6 +28,12 @@ PAGES, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
 KEPT = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/learning.md", "benchmarks/first_run.md")
 """Pages outside docs/, besides the README."""
 PACKAGES = ("zoo", "tasks", "lab")
+KERNEL = """\
+---
+jupyter:
+  kernelspec: {name: python3, display_name: Python 3, language: python}
+---
+"""
 
 
 def main() -> int:
@@ -64,25 +69,12 @@ def main() -> int:
 
 
 def notebook(text: str) -> str:
-    """Return a tutorial as a notebook: blocks that run are its cells, with the outputs that the page shows."""
-    cells, end = [], 0
-
-    def add(kind: str, source: str, **more: Any) -> None:
-        cells.append({"cell_type": kind, "id": f"cell{len(cells)}", "metadata": {}, "source": source.strip(), **more})
-
-    for block in BLOCK.finditer(text):
-        add("markdown", text[end : block.start()])
-        language, code, output = block.groups()
-        if named := NAMED.match(code):
-            code = f"%%writefile {named[1]}\n{code}"
-        elif language == "sh":
-            code = f"%%bash\n{code}"
-        shown = [{"output_type": "stream", "name": "stdout", "text": output}] if output else []
-        add("code", code, execution_count=None, outputs=shown)
-        end = block.end()
-    add("markdown", text[end:])
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    return json.dumps({"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}, indent=1)
+    """Return a tutorial as a notebook. Blocks that run are its cells; one with the name of a file writes it."""
+    body = re.sub(r"^```\w+\n(?=# (\S+\.\w+)\n)", r"```python\n%%writefile \1\n", text, flags=re.MULTILINE)
+    found = jupytext.reads(f"{KERNEL}{body}", "md")
+    for number, cell in enumerate(found.cells):
+        cell["id"] = f"cell{number}"  # drawn at random otherwise
+    return jupytext.writes(found, "ipynb")
 
 
 def gallery() -> str:

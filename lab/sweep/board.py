@@ -34,11 +34,11 @@ class Board:
 
     @contextmanager
     def live(self) -> Iterator[None]:
-        """Show the table for the duration."""
+        """Show the table for the duration, where it can be drawn over: a notebook asks for colours, but cannot."""
         from rich.live import Live
 
         table = Live(get_renderable=self.table, console=self.console, refresh_per_second=1, transient=True)
-        with table if self.console.is_terminal else nullcontext():
+        with table if self.console.file.isatty() else nullcontext():
             yield
 
     def take(self, outcome: Outcome) -> None:

@@ -144,7 +144,7 @@ class Request:
         if not self.files:
             if self.setting is not None:
                 raise UsageError(
-                    "--setting is for an experiment's file: name one, such as configs/experiment/recall.yaml"
+                    "--setting is for an experiment's file: name one, such as configs/experiment/tracking.yaml"
                 )
             if not self.flags and not self.tune and not self.match:
                 raise UsageError("nothing to run: give flags with values, or an experiment's file; see sweep.py --help")

@@ -12,6 +12,7 @@ from lab.run.files import LOG, METRICS
 from lab.sweep import board as module
 from lab.sweep.board import Board
 from lab.sweep.engine import Job, Outcome
+from zoo.report.terminal import progress
 
 FOUND = {"test": {"accuracy": 0.75, "loss": 0.5}, "val": {"accuracy": 0.8, "loss": 0.4}, "params": 1}
 EARLY = "training:   2%|      | 8/400 [00:01<00:14, 9it/s, loss=2]"
@@ -47,3 +48,13 @@ def test_the_table_says_where_each_run_stands(
     assert table["waits"] == ("waiting", "", "", "")
     assert table["fails"] == ("failed", "", "exit status 1", "took 2 s")
     assert table["ends"] == ("done", "", "test accuracy 0.7500", "took 8 s")
+
+
+def test_colours_alone_do_not_make_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A notebook sets FORCE_COLOR for commands: a table drawn over again would pile up there."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with Board([Job("waits", (), tmp_path)], n_slots=1).live(), progress(2) as advance:
+        advance("first")
+    assert capsys.readouterr() == ("", "")

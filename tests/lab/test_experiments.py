@@ -356,8 +356,8 @@ def test_a_bad_file_is_one_line(text: str, key: str, folder: Path, capsys: pytes
     ("argv", "key"),
     [
         (["planted_head"], "planted_heads"),
-        (["recall", "--setting", "big"], "big"),
-        (["recall"], "sweep.py configs/experiment/recall.yaml --setting small"),
+        (["tracking", "--setting", "big"], "big"),
+        (["tracking"], "sweep.py configs/experiment/tracking.yaml --setting small"),
         (["mad"], "planted_heads"),
         ([], "no runs of any experiment"),
     ],

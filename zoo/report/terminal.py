@@ -42,7 +42,7 @@ def make_console() -> Console:
         MissingExtraError: rich is not installed.
     """
     console = require_extra("rich.console").Console()
-    return console if console.is_terminal else type(console)(width=140)
+    return console if console.file.isatty() else type(console)(width=140)
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
@@ -119,7 +119,7 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.file.isatty()) as bar:
         task = bar.add_task("", total=total)
         begun = 0
 
