@@ -73,14 +73,18 @@ class Configuration:
             raise UsageError(f"{label(found.options)}: cannot match {', '.join(missed)}: other options hold the width")
         return found
 
-    @functools.cached_property
+    @property
     def key(self) -> str:
         """A key that is equal for configurations with the same runs."""
-        return RunFolder.of(self.command).name
+        return self._folder.name
 
     def folder(self, seed: int) -> RunFolder:
         """Return the folder of the run of one seed."""
-        return replace(RunFolder.of(self.command), seed=seed)
+        return replace(self._folder, seed=seed)
+
+    @functools.cached_property
+    def _folder(self) -> RunFolder:
+        return RunFolder.of(self.command)
 
 
 @dataclass

@@ -23,7 +23,7 @@ from lab.run.record import read_fields, read_rungs
 from lab.run.score import score_of, score_text, window_text
 from lab.sweep.board import Board
 from lab.sweep.command import HELP, PROGRAM, Request
-from lab.sweep.engine import Job, Outcome, Stop, check_cluster, run_local, run_ray, slot_environments
+from lab.sweep.engine import NOT_STARTED, Job, Outcome, Stop, check_cluster, run_local, run_ray, slot_environments
 from lab.sweep.experiment import Experiment
 from lab.sweep.grid import Configuration, Grid, GridPoint, arguments, expand, label, product
 from lab.sweep.summary import show_grid, show_summary
@@ -201,7 +201,9 @@ class Sweep:
                 self.outcomes[outcome.job.folder] = outcome
                 self._noted.pop(outcome.job.folder, None)
                 board.take(outcome)
-                self.write_index()
+                if outcome.message != NOT_STARTED:
+                    self.write_index()
+        self.write_index()
 
     # Tuning
 
@@ -343,11 +345,12 @@ class Sweep:
         """Write `sweep.json`: the request, and each run with its options, folder, state and sizes."""
         runs = []
         for point in self.grid.points:
+            scores = dict.fromkeys((self._judged_by(point)[0], "loss")) if point.trials else {}
             for trial, seed in itertools.product(point.trials, point.tune_seeds):
                 if trial is not point.picked or seed not in point.seeds:
-                    runs.append(self._entry(trial, seed, "trial") | {"rungs": self._rung_scores(point, trial)})
+                    runs.append(self._entry(trial, seed, "trial") | {"rungs": self._rung_scores(point, trial, scores)})
             if (final := point.chosen) is not None:
-                tuned = {"rungs": self._rung_scores(point, final), "window": point.window} if point.trials else {}
+                tuned = {"rungs": self._rung_scores(point, final, scores), "window": point.window} if point.trials else {}
                 runs += [self._entry(final, seed, "run") | tuned for seed in point.seeds]
         experiment = self.experiment
         index = {
@@ -365,9 +368,8 @@ class Sweep:
         }
         write_atomically(self.folder / INDEX, as_json(index))
 
-    def _rung_scores(self, point: GridPoint, trial: Configuration) -> list[dict[str, Any]]:
-        """Return each rung that a trial reached, with its score and loss by validation, or why it diverged."""
-        names = dict.fromkeys((self._judged_by(point)[0], "loss"))
+    def _rung_scores(self, point: GridPoint, trial: Configuration, names: Iterable[str]) -> list[dict[str, Any]]:
+        """Return each rung that a trial reached, with some scores by validation, or why it diverged."""
         return [
             {"rung": rung, "step": metrics.get("step")}
             | (
