@@ -24,6 +24,10 @@ from zoo.ops.transforms import (
 
 Cell = tuple[Tensor, Tensor, Tensor, Tensor]
 """h, c, n and m, (batch, heads, d_head) each."""
+TANH = (-0.33333281942, 0.13331442189, -0.05373971431, 0.02063908465, -0.00570498400)
+ARTANH = (0.33333206566, 0.20010849581, 0.13999569604, 0.14012234434)
+"""Polynomials p of least relative error, below 5e-9, for the compiled loops: tanh(z) = z + z^3 p(z^2) for |z| <= 0.625;
+artanh(w) = w + w^3 p(w^2) for |w| <= 1/3."""
 
 
 def slstm_scan(

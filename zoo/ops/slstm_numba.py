@@ -18,6 +18,7 @@ from einops import rearrange
 from torch import Tensor
 
 from zoo.ops.numba_loops import compiled, share_out
+from zoo.ops.slstm import ARTANH, TANH
 
 _CHUNK = 32  # steps between two states that forward keeps for backward
 
@@ -78,11 +79,9 @@ _LOG2_E = np.float32(math.log2(math.e))
 _LN_2_HIGH, _LN_2_LOW = np.float32(0.693359375), np.float32(math.log(2) - 0.693359375)
 _TO_ROUND = np.float32(1.5 * 2**23)  # added to a number, the sum's low bits are the nearest integer
 _LEAST = np.float32(-126 * math.log(2))  # below it an exponential is no normal number
-# Polynomials of least relative error, below 5e-9: exp(r) = 1 + r + r^2 p(r) for |r| <= ln(2) / 2; tanh(z) = z + z^3
-# p(z^2) for |z| <= 0.625; artanh(w) = w + w^3 p(w^2) for |w| <= 1/3.
+# Of least relative error, below 5e-9: exp(r) = 1 + r + r^2 p(r) for |r| <= ln(2) / 2.
 _EXP = tuple(np.float32(p) for p in (0.49999993437, 0.16666520476, 0.04166838987, 0.00836873573, 0.00138145600))
-_TANH = tuple(np.float32(p) for p in (-0.33333281942, 0.13331442189, -0.05373971431, 0.02063908465, -0.00570498400))
-_ARTANH = tuple(np.float32(p) for p in (0.33333206566, 0.20010849581, 0.13999569604, 0.14012234434))
+_TANH, _ARTANH = tuple(map(np.float32, TANH)), tuple(map(np.float32, ARTANH))
 
 
 @compiled

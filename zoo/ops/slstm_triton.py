@@ -19,14 +19,15 @@ import triton.language as tl
 from einops import rearrange
 from torch import Tensor
 
+from zoo.ops.slstm import ARTANH, TANH
+
 ROWS, WARPS = 16, 8
 """Rows of the batch in one program, the least that a matrix product takes; four warps would spill at 64 channels."""
 BLOCK = 64
 """Most channels of a head that are computed at once."""
 
-# Polynomials of least relative error: tanh(z) = z + z^3 p(z^2) to |z| = 0.625; artanh(w) = w + w^3 p(w^2) to 1/3.
-_TANH: tl.constexpr = tl.constexpr((-0.33333281942, 0.13331442189, -0.05373971431, 0.02063908465, -0.00570498400))
-_ARTANH: tl.constexpr = tl.constexpr((0.33333206566, 0.20010849581, 0.13999569604, 0.14012234434))
+_TANH: tl.constexpr = tl.constexpr(TANH)
+_ARTANH: tl.constexpr = tl.constexpr(ARTANH)
 
 # `no_type_check` on the kernels keeps the tests' shape checker away: triton reads their source, not the functions.
 
