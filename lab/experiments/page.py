@@ -47,6 +47,7 @@ def panels(spec: Spec, rows: Sequence[Row]) -> list[Panel]:
 
 def _panel(plot: Mapping[str, Any], title: str, rows: Sequence[Row]) -> Panel:
     x, y, log = plot["x"], plot["y"], plot.get("log", "")
+    score = y.rpartition("/")[2] if y.startswith("test/") else y  # the title says on what
     names: tuple[str, ...] = ()
     if isinstance(x, list) or (x != "length" and any(math.isnan(number_of(row, x)) for row in rows)):
         told = plot.get("names", {})
@@ -78,13 +79,13 @@ def _panel(plot: Mapping[str, Any], title: str, rows: Sequence[Row]) -> Panel:
     return Panel(
         title,
         _LABELS.get(x, short(x)),
-        str(_LABELS.get(y, y)),
+        str(_LABELS.get(score, score)),
         tuple(curves),
         log_x="x" in log,
         log_y="y" in log,
         x_names=names,
         lowest=1e-13 if y == "relative_squared_error" else 1e-60,
-        share=y == "accuracy",
+        share=score == "accuracy",
         whole_x=x.startswith("mixer.n_"),
     )
 
