@@ -21,6 +21,7 @@ from lab.sweep.experiment import Experiment
 from lab.sweep.matching import matched, misses, sizes
 from lab.sweep.tuning import Window
 from zoo.errors import UsageError
+from zoo.report.numbers import plain
 
 # A sweep decides these for each run, or they make no sense for many.
 _NAMING = ("config", "mixer", "task")  # decide which options there are
@@ -203,5 +204,5 @@ def arguments(options: Mapping[str, Any]) -> list[str]:
 def label(options: Mapping[str, Any]) -> str:
     """Describe a configuration in a few words: attention mixer.n_heads=2."""
     names = [str(options[key]) for key in REGISTRIES if key in options]
-    rest = [text.removeprefix("--") for text in arguments({k: v for k, v in options.items() if k not in REGISTRIES})]
+    rest = [f"{key}={plain(value)}" for key, value in options.items() if key not in REGISTRIES]
     return " ".join([*names, *rest]) or "the default"
