@@ -350,7 +350,9 @@ class Sweep:
                 if trial is not point.picked or seed not in point.seeds:
                     runs.append(self._entry(trial, seed, "trial") | {"rungs": self._rung_scores(point, trial, scores)})
             if (final := point.chosen) is not None:
-                tuned = {"rungs": self._rung_scores(point, final, scores), "window": point.window} if point.trials else {}
+                tuned: dict[str, Any] = {}
+                if point.trials:
+                    tuned = {"rungs": self._rung_scores(point, final, scores), "window": point.window}
                 runs += [self._entry(final, seed, "run") | tuned for seed in point.seeds]
         experiment = self.experiment
         index = {
