@@ -222,11 +222,15 @@ def _group(title: str, runs: Sequence[Run], any_budget: bool) -> Group:
             logger.warning("left out %s: the same configuration and seed as %s", run.folder, there.folder)
     configurations = [tuple(by_seed[seed] for seed in sorted(by_seed)) for by_seed in found.values()]
     score = score_of((run.metrics for run in runs), "test", "val")
-    rows, named = [], {"mixer.name"}
+    of_mixer: dict[str, list[Mapping[str, Any]]] = {}
+    for first, *_ in configurations:
+        of_mixer.setdefault(first.mixer, []).append(first.options)
+    tellings = {mixer: _telling(options) for mixer, options in of_mixer.items()}
+    named = {"mixer.name"}.union(*tellings.values())
+    rows = []
     for members in configurations:
         first = members[0]
-        telling = _telling([each[0].options for each in configurations if each[0].mixer == first.mixer])
-        named |= telling
+        telling = tellings[first.mixer]
         label = label_of(first.mixer, first.options, telling)
         rows.append(Row(label, first.options, members, score, frozenset(telling)))
     rows.sort(key=lambda row: (not row.tested, -merit(score, row.center()), row.label))
