@@ -164,11 +164,10 @@ def read_curves(folder: Path) -> dict[str, Curve]:
             contents.sort(key=_begins_at)
         for content in contents:
             for event in _events(content, folder if (folder / METRICS).is_file() else None):
-                if event.HasField("summary"):
-                    for value in event.summary.value:
-                        if value.HasField("simple_value"):
-                            curves.setdefault(value.tag, {})[event.step] = value.simple_value
-                elif event.session_log.status == event.session_log.START:  # a resumed run repeats what follows
+                for value in event.summary.value:
+                    if value.HasField("simple_value"):
+                        curves.setdefault(value.tag, {})[event.step] = value.simple_value
+                if event.session_log.status == event.session_log.START:  # a resumed run repeats what follows
                     curves = {tag: {s: y for s, y in curve.items() if s < event.step} for tag, curve in curves.items()}
     except Exception as error:  # noqa: BLE001 (foreign bytes raise errors of many types)
         logger.warning("no curves of %s: its events cannot be read: %s", folder, one_line(error))
