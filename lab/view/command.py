@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -58,6 +60,15 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("--tensorboard writes no files: leave --out out")
     if arguments.figure is not None and arguments.figure.suffix[1:] not in KINDS:
         raise UsageError(f"--figure ends with {arguments.figure.suffix or 'nothing'}; write .{', .'.join(KINDS)}")
+    gc.disable()  # many objects, hardly a cycle: looking for them takes an eighth of the time
+    try:
+        return _compare(arguments)
+    finally:
+        gc.freeze()  # nor at the exit
+        gc.enable()
+
+
+def _compare(arguments: Namespace) -> int:
     for module in ("rich.table", "matplotlib.figure", "plotly.offline", "jinja2"):
         require_extra(module)
     found = read_runs(arguments.folder, trials=True)

@@ -193,8 +193,8 @@ def group_runs(runs: Iterable[Run], any_budget: bool = False) -> list[Group]:
     """Group runs by task and configuration, and put the seeds of one configuration together.
 
     Configurations that differ in anything but the seed (and where the run is kept) stay apart, whatever their folders
-    are called. If two runs have one configuration and seed, the finished one counts, or else the first; the log names
-    the other.
+    are called. If two runs have one configuration and seed, the finished one counts, or else the first; one line in the
+    log names the other, and counts those of its task.
 
     Args:
         runs: the runs.
@@ -216,10 +216,14 @@ def group_runs(runs: Iterable[Run], any_budget: bool = False) -> list[Group]:
 
 def _group(title: str, runs: Sequence[Run], any_budget: bool) -> Group:
     found: dict[str, dict[int, Run]] = {}
+    twins = []
     for run in sorted(runs, key=lambda run: _RANK[run.state]):
         by_seed = found.setdefault(_text(run.options), {})
         if (there := by_seed.setdefault(run.seed, run)) is not run:
-            logger.warning("left out %s: the same configuration and seed as %s", run.folder, there.folder)
+            twins.append(f"{run.folder}: the same configuration and seed as {there.folder}")
+    if twins:
+        others = f", and {len(twins) - 1} more runs likewise" if twins[1:] else ""
+        logger.warning("left out %s%s", twins[0], others)
     configurations = [tuple(by_seed[seed] for seed in sorted(by_seed)) for by_seed in found.values()]
     score = score_of((run.metrics for run in runs), "test", "val")
     of_mixer: dict[str, list[Mapping[str, Any]]] = {}
