@@ -24,6 +24,7 @@ _MOST_ROWS = 60  # of the heat map: the best
 _COLUMN, _ROW, _LETTER, _MARGINS = 0.85, 0.3, 0.08, (1.6, 1.5)  # inches, of the heat map
 _GREY = "0.5"
 _COLUMN_WIDTH, _PANEL_HEIGHT = 3.35, 2.4  # inches
+_MARKED = 12  # points of a line that are marked each; of a longer one some are
 _DARK = 0.55  # cells up to this share are so dark that their text is white
 
 
@@ -112,12 +113,27 @@ def paper_figure(charts: Sequence[Chart], columns: int) -> Figure:
                 if wanted:
                     scale("log")
             for each in chart.series:
-                look = {"color": each.look.colour, "linestyle": ("-", "--", ":")[each.variant % 3], "linewidth": 1.2}
-                axes.plot(each.x, each.y, label=each.label, marker=each.look.marker, markevery=0.15, ms=3, **look)
+                look = {"color": each.look.colour, "marker": each.look.marker, "ms": 3, "linewidth": 1.2}
+                dashes = ("-", "--", ":")[each.variant % 3]
+                often = {"markevery": 0.15} if len(each.x) > _MARKED else {}
+                axes.plot(each.x, each.y, label=each.label, linestyle=dashes, **often, **look)
                 low, high = each.band(chart.log_y)
-                axes.fill_between(each.x, low, high, color=each.look.colour, alpha=0.15, linewidth=0)
+                if chart.joined:
+                    axes.fill_between(each.x, low, high, color=each.look.colour, alpha=0.15, linewidth=0)
+                else:
+                    axes.vlines(each.x, low, high, color=each.look.colour, linewidth=0.8)
+            if chart.floor:
+                axes.plot(list(chart.floor), list(chart.floor.values()), color=_GREY, linestyle=":", label="bound")
             if chart.chance is not None:
                 axes.axhline(chart.chance, color=_GREY, linewidth=0.8, linestyle="--")
+            if chart.trained_at is not None:
+                axes.axvline(chart.trained_at, color=_GREY, linewidth=0.8)
+            if chart.is_share:
+                axes.set_ylim(-0.03, 1.03)
+            if chart.ticks is not None:
+                axes.set_xticks(list(chart.ticks), list(chart.ticks.values()))
+                axes.minorticks_off()
+                axes.tick_params(axis="x", labelsize=7)
         name_lines(*figure.axes[: len(charts)])
         for axes in figure.axes[len(charts) :]:
             axes.set_axis_off()

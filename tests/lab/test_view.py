@@ -31,12 +31,14 @@ from lab.view import Group, Run, group_runs, read_runs
 from lab.view.charts import Chart, charts_of
 from lab.view.command import write_comparison
 from lab.view.page import as_page
+from lab.view.picture import paper_figure
 from lab.view.table import COLUMNS, columns_of, section_of, table_of
 from lab.view.tensorboard import MIXER, lay_out
 from tests import ROOT, python
 from tests.browser import fits_every_screen, reached_by_keyboard
 from zoo import __main__ as command
 from zoo.report.numbers import NOTHING
+from zoo.report.plots import as_image
 
 SIZES = {"chance": 0.125, "params": 1000, "state_bytes": 512, "tokens_per_second": 1e4, "step": 40, "seconds": 3.0}
 LABELS = ("attention n_heads=1", "attention n_heads=2", "lstm")
@@ -425,6 +427,17 @@ def test_a_figure_for_a_paper_is_one_file_with_text_that_stays_text(
     assert kind != "svg" or b">lstm</text>" in content
     assert not (varied / "compare").exists()
     assert "pdf" in lines(capsys, varied, "--figure", "figure.gif", status=2)[1]
+
+
+def test_a_figure_for_a_paper_marks_every_point_and_its_spread(varied: Path) -> None:
+    (state,) = (chart for chart in drawn_charts(group_runs(read_runs(varied))[0]) if chart.kind == "state")
+    assert 1 in [len(each.x) for each in state.series]  # no line leads to that point
+    drawn = as_image(paper_figure([state], 1), "svg").decode()
+    for each in state.series:
+        marks = re.findall(rf"<use [^>]*fill: {each.look.colour}", drawn, re.IGNORECASE)
+        assert len(marks) == len(each.x)
+        bars = re.findall(rf"<path [^>]*stroke: {each.look.colour}; stroke-width: 0.8", drawn, re.IGNORECASE)
+        assert len(bars) == len(each.x)
 
 
 # The page
