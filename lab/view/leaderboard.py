@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from lab.config import parse
 from lab.run.record import Run
@@ -219,6 +219,8 @@ class Board:
 class MedianRow(Row):
     """A configuration whose numbers are medians over seeds, the score with its interval."""
 
+    decimals: ClassVar[int] = 2
+
     def center(self, *path: str) -> float | None:
         """Return the median of `values`."""
         values = self.values(*path)
@@ -226,26 +228,33 @@ class MedianRow(Row):
 
     @property
     def score_text(self) -> str:
-        """The median and, from five seeds on, its 95 % interval."""
-        text, values = score_text(self.score, self.center()), self.values()
-        if len(values) < FEWEST_SEEDS:
-            return text
-        return f"{text} [{', '.join(score_text(self.score, end) for end in of_median(values)[1:])}]"
+        """The median score and, from five seeds on, its 95 % interval."""
+        return self.median_text(self.values())
 
+    def median_text(self, values: Sequence[float]) -> str:
+        """Return the median of scores and, from five on, its 95 % interval."""
+        ends = of_median(values)[1:] if len(values) >= FEWEST_SEEDS else ()
+        middle = statistics.median(values) if values else None
+        text, *of_ends = (score_text(self.score, each, decimals=self.decimals) for each in (middle, *ends))
+        return f"{text} [{', '.join(of_ends)}]" if of_ends else text
 
-def _value_at(row: MedianRow, steps: int) -> float | None:
-    """Return the median of validation after these steps, or at the end of runs that stopped before."""
-    curves = ({int(step): y for step, y in run.metrics["curve"].items() if y is not None} for run in row.judged)
-    found = [curve[max(at)] for curve in curves if (at := [step for step in curve if step <= steps])]
-    return statistics.median(found) if found else None
+    def values_at(self, steps: int) -> list[float]:
+        """Return validation scores after these steps, or at the end of runs that stopped before."""
+        curves = ({int(step): y for step, y in run.metrics["curve"].items() if y is not None} for run in self.judged)
+        return [curve[max(at)] for curve in curves if (at := [step for step in curve if step <= steps])]
+
+    def value_at(self, steps: int) -> float | None:
+        """Return the median of `values_at`."""
+        found = self.values_at(steps)
+        return statistics.median(found) if found else None
 
 
 def _at_budget(steps: int) -> Column:
     return Column(
         f"at {steps:,}",
         "median validation score after these steps, or at the end of runs that ended before",
-        lambda row: score_text(row.score, _value_at(row, steps)),
-        value=lambda row: _value_at(row, steps),
+        lambda row: score_text(row.score, row.value_at(steps), decimals=row.decimals),
+        value=lambda row: row.value_at(steps),
     )
 
 
@@ -321,9 +330,9 @@ def overview(groups: Sequence[Group]) -> Section:
     return Section("All tasks", columns, sorted(lines.values(), key=lambda line: (not line.tested, place(line.label))))
 
 
-def _guess(label: str, score: str, value: float | None) -> Row:
+def _guess(label: str, score: str, value: float | None) -> MedianRow:
     """Return the score of a guess as a row, which is not tested."""
-    return Row(label, {}, (Run(Path(), {"mixer": {"name": label}}, {"val": {score: value}}, "trained"),), score)
+    return MedianRow(label, {}, (Run(Path(), {"mixer": {"name": label}}, {"val": {score: value}}, "trained"),), score)
 
 
 def _task_column(group: Group, rows: Mapping[str, Row]) -> Column:
@@ -349,16 +358,22 @@ def as_data(groups: Sequence[Group]) -> dict[str, Any]:
             family = MIXERS.entry(row.label).family if known else "of one's own"
             look = look_of(row.label)._asdict()
             mixer = mixers.setdefault(row.label, {"name": row.label, "family": family, "look": look, "cells": {}})
-            at = {str(steps): _value_at(row, steps) for steps in BUDGETS}
-            window = window_text(row.window)
-            facts = [f"{row.label} on {group.title}: {row.score_text}", f"window {window} octaves"]
+            name, window = f"{row.label} on {group.title}", window_text(row.window)
+            facts = [f"{name}: {row.score_text}", f"window {window} octaves", f"{CONVERGED.cell(row)} converged"]
             mixer["cells"][group.title] = {
                 "score": row.center(),
                 "share": share(group, row.center()),
                 "solved": "{}/{}".format(*row.solved) if row.solved else "",
                 "window": window,
-                "at": {steps: {"value": value, "share": share(group, value)} for steps, value in at.items()},
-                "title": ", ".join([*facts, f"{CONVERGED.cell(row)} converged"]),
+                "title": ", ".join(facts),
+                "at": {
+                    str(steps): {
+                        "value": (value := row.value_at(steps)),
+                        "share": share(group, value),
+                        "title": f"{name} after {steps:,} steps, validation: {row.median_text(row.values_at(steps))}",
+                    }
+                    for steps in BUDGETS
+                },
             }
     ordered = sorted(mixers.values(), key=lambda mixer: place(mixer["name"]))
     return {"tasks": [group.title for group in groups], "mixers": ordered, "budgets": BUDGETS}

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from lab.run.identity import given_options
 from lab.run.metrics import numbers_at
@@ -34,7 +34,10 @@ class Row:
         runs: one per seed, by seed.
         score: the metric that it is judged by, such as accuracy.
         telling: the options that the label shows.
+        decimals: of an accuracy in tables.
     """
+
+    decimals: ClassVar[int] = 4
 
     label: str
     options: Mapping[str, Any]
@@ -88,7 +91,7 @@ class Row:
     @property
     def score_text(self) -> str:
         """The score as tables show it, with its spread over seeds."""
-        return score_text(self.score, self.center(), self.spread)
+        return score_text(self.score, self.center(), self.spread, self.decimals)
 
     @property
     def short_text(self) -> str:

@@ -45,7 +45,9 @@ _MEANINGS = {
 def _fact(heading: str, name: str) -> Column:
     def cell(row: Row) -> str:
         value = row.fact(name)
-        return score_text(row.score, value) if name == "chance" else number(None if value is None else round(value))
+        if name == "chance":
+            return score_text(row.score, value, decimals=row.decimals)
+        return number(None if value is None else round(value))
 
     more_first = heading == "tokens/s"
     return Column(heading, _MEANINGS[heading], cell, value=lambda row: row.fact(name), more_first=more_first)
@@ -66,7 +68,7 @@ COLUMNS = (
     Column(
         BASELINE,
         "score of the best guess from the counts of the tokens read so far",
-        lambda row: score_text(row.score, row.baseline),
+        lambda row: score_text(row.score, row.baseline, decimals=row.decimals),
         value=lambda row: row.baseline,
     ),
     Column(

@@ -100,12 +100,12 @@ def test_numbers_are_medians_and_the_interval_needs_five_seeds() -> None:
         section = leaderboard.section_of(group)
         return {column.heading: column.cell(section.rows[0]) for column in section.columns}
 
-    assert cells(0.5, 0.7, 0.6)["accuracy"] == "0.6000"
+    assert cells(0.5, 0.7, 0.6)["accuracy"] == "0.60"
     five = cells(0.5, 0.7, 0.65, 0.8, 0.9, steps=(None, 100, 100, 200, 300))
-    assert (five["accuracy"], five["seeds"], five["steps to 90 %"]) == ("0.7000 [0.5000, 0.9000]", "5", "150")
+    assert (five["accuracy"], five["seeds"], five["steps to 90 %"]) == ("0.70 [0.50, 0.90]", "5", "150")
     assert (five["window (octaves)"], five["lr"], five["time of the runs"]) == ("≥ 1.7", "0.01", "10 s")
-    assert (five["guess without order"], five["solved"], five["converged"]) == ("0.0625", "0 of 5", "5 of 5")
-    assert five["at 1,200"] == "0.8000"
+    assert (five["guess without order"], five["solved"], five["converged"]) == ("0.06", "0 of 5", "5 of 5")
+    assert five["at 1,200"] == "0.80"
     assert "steps to 90 %" not in cells(0.5, 0.7, 0.6, steps=(None, None, 100))  # an empty column
 
 
@@ -123,7 +123,7 @@ def test_the_pages_show_what_was_run_and_leave_the_rest_empty() -> None:
     page = as_markdown("title", "about", sections, [])
     assert "| lstm | 0.50 (0 of 5) | 0.30 (0 of 1) |" in page
     assert "| gru | **0.70 (0 of 1)** | **0.20 (0 of 1)** |" in page
-    assert "| guessing | 0.1000 | 1 |" in page
+    assert "| guessing | 0.10 | 1 |" in page
     assert "## text" not in page
 
 
@@ -150,6 +150,9 @@ def test_the_sortable_page_shows_any_budget(tmp_path: Path, browser: Any) -> Non
     slider = browser.find_element("name", "budget")
     slider.send_keys(Keys.HOME)
     assert shown("tbody td")[0] == "0.25"  # after 300 steps, by validation
+    browser.find_element("css selector", "td.cell").click()
+    assert "300 steps" in shown("#said")[0]
+    assert "0.25" in shown("#said")[0]
     assert [entry["message"] for entry in browser.get_log("browser")] == []
 
 
