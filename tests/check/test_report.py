@@ -20,7 +20,7 @@ from tests.check.planted import ERRORS
 from zoo import create_mixer
 from zoo.__main__ import main
 from zoo.check import ConformanceError, Finding, Report, check, properties
-from zoo.check.report import as_html
+from zoo.check.report import as_html, print_card
 
 
 class Unused(Recurrence):
@@ -110,6 +110,16 @@ def test_a_page_holds_findings_plots_and_commands_and_needs_no_network() -> None
     assert all(text.index("causality") < text.index(f"<th>{finding.property}<") for finding in report.findings)
     assert "zoo check &#39;&lt;b&gt;&#39;" in text
     assert "<img" not in as_html(Report("name", report.setting, (failed,)))
+    assert text.count('class="failed"') == 1
+
+
+def test_a_reason_is_given_once(capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report(
+        "name", {}, tuple(Finding(name, "not_applicable", "no state") for name in ("chunked", "one_by_one"))
+    )
+    assert as_html(report).count("no state") == 1
+    print_card(report)
+    assert capsys.readouterr().out.count("no state") == 1
 
 
 @pytest.mark.slow

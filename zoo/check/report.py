@@ -24,13 +24,18 @@ _FLOOR = 1e-17  # an exact agreement has no place on a logarithmic axis
 
 
 class Row(NamedTuple):
-    """A finding as texts; `topic` is empty if it is that of the row above, `command` if the property does not fail."""
+    """A finding as texts; a topic or reason is not repeated in the next row; `command` is empty without a failure."""
 
     topic: str
     mark: str
     name: str
     detail: str
     command: str
+
+    @property
+    def failed(self) -> bool:
+        """Whether a page marks the row."""
+        return bool(self.command)
 
 
 _COLUMNS = (
@@ -66,16 +71,19 @@ def as_html(report: Report) -> str:
     title, lead = f"{report.target} against the contract of a sequence mixer", (_counts(report), _setting(report))
     ordered = sorted(report.findings, key=lambda each: each.verdict != "failed")
     rows = _rows(replace(report, findings=tuple(ordered)))
-    return page.as_html(Page(title, {"": _COLUMNS}, rows, lead, caption="measurements"), _picture(report))
+    columns = [each for each in _COLUMNS if any(map(each.cell, rows))]
+    return page.as_html(Page(title, {"": columns}, rows, lead, caption="measurements"), _picture(report))
 
 
 def _rows(report: Report) -> list[Row]:
-    topics, before, rows = {each.name: each.topic for each in properties()}, "", []
+    topics, before, rows = {each.name: each.topic for each in properties()}, ("", ""), []
     for each in report.findings:
         topic = topics[each.property]
         command = each.reproduce if each.verdict == "failed" else ""
-        rows.append(Row("" if topic == before else topic, MARKS[each.verdict], each.property, each.detail, command))
-        before = topic
+        repeated = each.verdict == "not_applicable" and each.detail == before[1]
+        detail = "as above" if repeated else each.detail
+        rows.append(Row("" if topic == before[0] else topic, MARKS[each.verdict], each.property, detail, command))
+        before = topic, each.detail
     return rows
 
 
