@@ -3,7 +3,10 @@
 from itertools import product
 from typing import Any
 
-WIDTHS = (390, 800, 1400)
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.wait import WebDriverWait
+
+WIDTHS = (360, 768, 1280)
 COLOURS = ("light", "dark")
 
 
@@ -12,11 +15,8 @@ def fits_every_screen(browser: Any, address: str) -> None:
     browser.get_log("browser")  # of the pages before
     for width, colour in product(WIDTHS, COLOURS):
         media = {"features": [{"name": "prefers-color-scheme", "value": colour}]}
-        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
-        browser.get("about:blank")
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        browser.get(address)
+        opened(browser, address, width)
         assert browser.execute_script("return document.documentElement.scrollWidth") <= width, (width, colour)
         red, green, blue = browser.execute_script(
             "const of = (e) => getComputedStyle(e).backgroundColor.match(/[.\\d]+/g).map(Number);"
@@ -25,20 +25,29 @@ def fits_every_screen(browser: Any, address: str) -> None:
         )
         assert (red + green + blue > 380) == (colour == "light"), (width, colour)
         assert [entry["message"] for entry in browser.get_log("browser")] == []
-        browser.execute_script("localStorage.clear()")  # where a page keeps the colour of the first visit
     browser.get("about:blank")
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
-def reached_by_keyboard(browser: Any, selector: str) -> bool:
-    """Whether Tab reaches every shown element."""
-    from selenium.webdriver.common.keys import Keys
+def opened(browser: Any, address: str, width: int) -> None:
+    """Open a page on a screen of this width, anew."""
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.get("about:blank")
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get(address)  # may return while the page is read
+    loaded = "return document.readyState === 'complete' && location.href !== 'about:blank'"
+    WebDriverWait(browser, 20).until(lambda _: browser.execute_script(loaded))
 
-    shown = "[...document.querySelectorAll(arguments[0])].filter(e => e.checkVisibility())"
+
+def reached_by_keyboard(browser: Any, selector: str) -> bool:
+    """Whether Tab reaches every shown element, and no hidden one."""
+    seen = "e.checkVisibility({visibilityProperty: true})"
+    shown = f"[...document.querySelectorAll(arguments[0])].filter(e => {seen} && !e.closest('[inert]'))"
     assert browser.execute_script(f"window.left = new Set({shown}); return left.size", selector)
     for _ in range(500):
         browser.switch_to.active_element.send_keys(Keys.TAB)
+        assert browser.execute_script(f"const e = document.activeElement; return {seen}")
         if not browser.execute_script("left.delete(document.activeElement); return left.size"):
             return True
     return False

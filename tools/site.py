@@ -1,7 +1,7 @@
 """Stage the pages of the site, and build it: `make docs`.
 
-Pages come from where they are kept: the README is the first one, docs/ is taken as it is, and a page for each mixer,
-each task and all public names is made anew. Links follow; one to a file that is no page becomes its name.
+The README is the first page, docs/ is copied, and the pages of mixers, tasks and public names are generated. Links
+follow; one to a file outside the site becomes plain text.
 """
 
 from __future__ import annotations
@@ -25,9 +25,30 @@ from zoo.report.plots import look_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
-KEPT = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/learning.md", "benchmarks/first_run.md")
-"""Pages outside docs/, besides the README."""
-PACKAGES = ("zoo", "tasks", "lab")
+ELSEWHERE = {
+    "README.md": "index.md",
+    "CITATION.cff": "CITATION.txt",
+    "LICENSE": "LICENSE.txt",
+    **{name: name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/learning.md", "benchmarks/first_run.md")},
+}
+"""Files outside docs/, and their names on the site."""
+PUBLIC: dict[str, tuple[str, ...]] = {
+    "zoo": (),
+    "zoo.theory": (),
+    "zoo.training": (),
+    "zoo.check": (),
+    "zoo.parallel": ("sequence", "shard"),
+    "zoo.coefficient": ("coefficient",),
+    "zoo.ops": (),
+    "zoo.ops.linear_recurrence": ("linear_recurrence",),
+    "zoo.ops.time": ("valid_positions",),
+    "tasks": (),
+    "tasks.datamodule": ("TaskDataModule",),
+    "lab": (),
+}
+"""Public names of each package, all of its `__all__` by default."""
+ARXIV = re.compile(r"<(a|code|pre|script|title)\b.*?</\1>|<[^>]*>|arXiv:?\s(\d{4}\.\d{4,5})", re.DOTALL)
+"""Elements to skip, tags, and arXiv numbers in the text of a page."""
 KERNEL = """\
 ---
 jupyter:
@@ -38,14 +59,14 @@ jupyter:
 
 def main() -> int:
     """Build the site; return the exit status, 1 if a link leads nowhere."""
-    for package in PACKAGES[:2]:
+    for package in ("zoo", "tasks"):
         subprocess.run([sys.executable, "-m", package, "pages"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     shutil.rmtree(PAGES, ignore_errors=True)
     shutil.copytree(ROOT / "docs", PAGES, ignore=shutil.ignore_patterns("templates", "*.csv", "*.yaml"))
-    for name in KEPT:
-        (PAGES / name).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / name, PAGES / name)
-    shutil.copy(ROOT / "README.md", PAGES / "index.md")
+    for name, staged in ELSEWHERE.items():
+        (PAGES / staged).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, PAGES / staged)
+    shutil.copytree(ROOT / "tools/theme", PAGES / "theme")
     (PAGES / "gallery.html").write_text(gallery(), encoding="utf-8")
     (PAGES / "gallery.json").unlink()  # it is in the page
     (PAGES / "api.md").write_text(api(), encoding="utf-8")
@@ -59,12 +80,14 @@ def main() -> int:
         page.write_text(f"{title}\n\n{link}\n{rest}", encoding="utf-8")
     program = Path(sys.executable).with_name("zensical")
     status = subprocess.run([program, "build", "--strict"], cwd=ROOT, check=False).returncode
-    # What a search from disk needs is asked of a server: it is put beside the pages (iframe-worker 1.0.4, MIT).
+    for name in ("404.html", "sitemap.xml"):  # both need the address of the site, which has none yet
+        (SITE / name).unlink()
+    # Search from disk would load this script from a server: it is put beside the pages (iframe-worker 1.0.4, MIT).
     shutil.copy(ROOT / "tools/iframe-worker/shim.js", SITE / "assets/shim.js")
     for page in SITE.rglob("*.html"):
-        text = page.read_text(encoding="utf-8")
         here = os.path.relpath(SITE / "assets/shim.js", page.parent)
-        page.write_text(text.replace("https://unpkg.com/iframe-worker/shim", here), encoding="utf-8")
+        text = page.read_text(encoding="utf-8").replace("https://unpkg.com/iframe-worker/shim", here)
+        page.write_text(with_papers(text), encoding="utf-8")
     return status
 
 
@@ -96,28 +119,45 @@ def gallery() -> str:
 def api() -> str:
     """Return the page of all public names, which mkdocstrings fills from their docstrings."""
     lines = ["# API", ""]
-    for package in PACKAGES:
-        names = sorted(importlib.import_module(package).__all__)
+    for package, chosen in PUBLIC.items():
+        names = chosen or sorted(importlib.import_module(package).__all__)
         lines += [f"## {package}", "", *(line for name in names for line in (f"::: {package}.{name}", ""))]
     return "\n".join(lines)
+
+
+def with_papers(html: str) -> str:
+    """Return a page with a link from each arXiv number in its text."""
+
+    def link(found: re.Match[str]) -> str:
+        return f'<a href="https://arxiv.org/abs/{found[2]}">{found[0]}</a>' if found[2] else found[0]
+
+    return ARXIV.sub(link, html)
 
 
 def with_links(page: Path) -> str:
     """Return the text of a staged page, its links leading to staged files."""
     name = page.relative_to(PAGES).as_posix()
-    source = ROOT / ("README.md" if name == "index.md" else name if name in KEPT else f"docs/{name}")
+    origins = {staged: origin for origin, staged in ELSEWHERE.items()}
+    source = ROOT / origins.get(name, f"docs/{name}")
+
+    def moved(address: str) -> str | None:
+        target, _, anchor = address.partition("#")
+        if not target or "://" in target:
+            return address
+        there = Path(os.path.normpath(source.parent / target)).relative_to(ROOT).as_posix()
+        staged = PAGES / ELSEWHERE.get(there, there.removeprefix("docs/"))
+        return f"{os.path.relpath(staged, page.parent)}{'#' if anchor else ''}{anchor}" if staged.is_file() else None
 
     def link(found: re.Match[str]) -> str:
-        text, target, _, anchor = found["text"], *found["target"].partition("#")
-        if not target or "://" in target:
-            return found[0]
-        there = Path(os.path.normpath(source.parent / target)).relative_to(ROOT).as_posix()
-        staged = PAGES / ("index.md" if there == "README.md" else there.removeprefix("docs/"))
-        if not staged.is_file():
-            return text.removeprefix("!")[1:-1]
-        return f"{text}({os.path.relpath(staged, page.parent)}{'#' if anchor else ''}{anchor})"
+        address = moved(found["target"])
+        return f"{found['text']}({address})" if address else found["text"].removeprefix("!")[1:-1]
 
-    return re.sub(r"(?P<text>!?\[[^\]]*\])\((?P<target>[^)\s]+)\)", link, page.read_text(encoding="utf-8"))
+    def definition(found: re.Match[str]) -> str:  # of a mixer: its source in the repository, its page here
+        return f"[{found['label']}]: {moved(found['target']) or found['label'] + '.md'}"
+
+    text = page.read_text(encoding="utf-8")
+    text = re.sub(r"^\[(?P<label>[^\]]+)\]: (?P<target>\S+)$", definition, text, flags=re.MULTILINE)
+    return re.sub(r"(?P<text>!?\[[^\]]*\])\((?P<target>[^)\s]+)\)", link, text)
 
 
 if __name__ == "__main__":

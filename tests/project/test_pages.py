@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
 import torch
@@ -14,8 +16,9 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
+import tools.site
 from tests import ROOT, python
-from tests.browser import fits_every_screen, reached_by_keyboard
+from tests.browser import WIDTHS, fits_every_screen, opened, reached_by_keyboard
 from zoo import Backbone, docstrings, pages
 from zoo import __main__ as command
 from zoo.lookup import Registry
@@ -49,6 +52,22 @@ def test_the_verb_writes_all_pages(tmp_path: Path, capsys: pytest.CaptureFixture
     assert len(capsys.readouterr().out.splitlines()) == len(MIXERS) + 1
 
 
+def test_the_page_of_the_api_has_every_name_that_pages_import() -> None:
+    shown = set(re.findall(r"^::: (\S+)$", tools.site.api(), re.MULTILINE))
+    pages_of_users = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages_of_users)
+    imports = re.findall(r"^from ((?:zoo|tasks|lab)\b\S*) import ([\w, ]+)", text, re.MULTILINE)
+    named = {f"{module}.{name}" for module, names in imports for name in re.findall(r"\w+", names)}
+    assert named
+    assert named - {"zoo.parallel"} <= shown  # a module, whose names are shown
+
+
+def test_arxiv_numbers_in_text_become_links() -> None:
+    html = '<p title="arXiv 1.1">by arXiv 2312.00752 <a href="#">arXiv 2312.00752</a> <code>arXiv 2312.00752</code></p>'
+    link = '<a href="https://arxiv.org/abs/2312.00752">arXiv 2312.00752</a>'
+    assert tools.site.with_papers(html) == html.replace("by arXiv 2312.00752", f"by {link}")
+
+
 @pytest.fixture(scope="session")
 def site(testrun_uid: str) -> Path:
     """The site, built with a check that no link leads nowhere; once for all processes, which would build over it."""
@@ -78,30 +97,79 @@ def test_a_page_of_the_site_fits_every_screen_in_both_colours(page: str, site: P
     fits_every_screen(browser, f"{site.as_uri()}/{page}")
 
 
+class Links(HTMLParser):
+    """The addresses that a page links to, and its anchors."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        self.anchors = {"__top"}
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.addresses += [value or "" for name, value in attrs if name in ("href", "src")]
+        self.anchors |= {value or "" for name, value in attrs if name in ("id", "name")}
+
+
 @pytest.mark.slow
+def test_no_link_of_the_site_leads_nowhere(site: Path) -> None:
+    pages = {page: Links(page) for page in site.rglob("*.html")}
+    assert pages
+    for page, links in pages.items():
+        for address in links.addresses:
+            parts = urlsplit(address)
+            if parts.scheme or parts.netloc:
+                continue
+            there = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            assert there.is_file(), (page.name, address)
+            if there in pages and parts.fragment and there.name != "gallery.html":  # its anchors are choices
+                assert unquote(parts.fragment) in pages[there].anchors, (page.name, address)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(
     ("page", "controls"),
-    [("gallery.html", "select, input, .card"), ("leaderboard_table.html", "select, input, button, a, .cell")],
+    [
+        ("gallery.html", "select, input, .card"),
+        ("leaderboard_table.html", "select, input, button, a, .cell"),
+        ("findings.html", "a[href], button:not(.md-top), .md-header__button, .md-sidebar-button"),
+    ],
 )
-def test_the_keyboard_reaches_everything(page: str, controls: str, site: Path, browser: Any) -> None:
-    browser.get("about:blank")
-    browser.get(f"{site.as_uri()}/{page}")
+def test_the_keyboard_reaches_everything(page: str, controls: str, width: int, site: Path, browser: Any) -> None:
+    opened(browser, f"{site.as_uri()}/{page}", width)
     assert reached_by_keyboard(browser, controls)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("key", [Keys.ENTER, Keys.SPACE])
+@pytest.mark.parametrize("width", WIDTHS[:2])
+def test_the_keyboard_opens_the_drawer_and_the_search(width: int, key: str, site: Path, browser: Any) -> None:
+    opened(browser, f"{site.as_uri()}/findings.html", width)
+    links = ".md-sidebar--primary .md-nav__link"
+    reachable = "return [...document.querySelectorAll(arguments[0])].some(e => !e.closest('[inert]'))"
+    assert not browser.execute_script(reachable, links)
+    browser.find_element("css selector", ".md-header__button[for=__drawer]").send_keys(key)
+    assert reached_by_keyboard(browser, f"{links}, .md-header__button")
+    browser.switch_to.active_element.send_keys(Keys.ESCAPE)
+    assert not browser.execute_script(reachable, links)
+    browser.find_element("css selector", ".md-header__button[for=__search]").send_keys(key)
+    WebDriverWait(browser, 20).until(lambda _: browser.switch_to.active_element.tag_name == "div")  # holds the field
+
+
+@pytest.mark.slow
 def test_the_site_is_searched_from_disk(site: Path, browser: Any) -> None:
-    browser.get((site / "index.html").as_uri())
+    opened(browser, (site / "index.html").as_uri(), WIDTHS[-1])
     browser.find_element("css selector", ".md-search__button").click()
     waiting = WebDriverWait(browser, 20)
     waiting.until(lambda _: browser.switch_to.active_element.tag_name == "div")  # which holds the field
     browser.switch_to.active_element.send_keys("starts_of_mamba")
 
-    def opened(_: Any) -> bool:
+    def found(_: Any) -> bool:
         browser.switch_to.active_element.send_keys(Keys.ENTER)  # opens the first hit once there is one
         return "results.html" in browser.current_url
 
-    waiting.until(opened)
+    waiting.until(found)
 
 
 def shown(browser: Any, selector: str) -> list[str]:
@@ -111,8 +179,7 @@ def shown(browser: Any, selector: str) -> list[str]:
 
 @pytest.mark.slow
 def test_the_gallery_is_explored_by_keyboard(site: Path, browser: Any) -> None:
-    browser.get("about:blank")
-    browser.get((site / "gallery.html").as_uri())
+    opened(browser, (site / "gallery.html").as_uri(), WIDTHS[-1])
     assert shown(browser, ".card h2") == list_mixers()
     for by in Select(browser.find_element("id", "sort")).options:
         by.click()
@@ -138,8 +205,7 @@ def test_the_layers_of_a_model_are_explored_by_the_same_page(tmp_path: Path, bro
     rows = measure_heads(model, x, x, explore=True)
     (tmp_path / "heads.html").write_text(heads_as_html(rows, Reading("a model", "3 sequences", "agreement", 0.1)))
     browser.get_log("browser")  # of the pages before
-    browser.get("about:blank")
-    browser.get((tmp_path / "heads.html").as_uri())
+    opened(browser, (tmp_path / "heads.html").as_uri(), WIDTHS[-1])
     assert shown(browser, ".side h2") == [rows[0].name]
     assert len(shown(browser, ".side svg")) == 5  # with the scores of the cut layer
     layer = browser.find_element("id", "item0")
