@@ -1,6 +1,6 @@
 """Make the screenshots of the pages: `zoo compare`, and TensorBoard's means and layers over the same runs.
 
-    python benchmarks/pictures.py        trains sixteen tiny runs, some minutes on two cores, and writes
+    python benchmarks/pictures.py        trains fourteen tiny runs, some minutes on two cores, and writes
                                          docs/compare.png, docs/tensorboard.png and docs/figures/layers.png
 
 Runs are kept in --run_dir: the same command goes on with the unfinished ones. Needs chromium and chromedriver on the
@@ -31,7 +31,7 @@ from lab.view.tensorboard import MIXER, lay_out, serve  # noqa: E402
 from zoo.report.files import write_atomically  # noqa: E402
 
 SWEEPS = {
-    "mqar": "--mixer attention,hybrid,lstm,diagonal_ssm --task mqar --task.vocab_size 128 --task.seq_len 32 "
+    "mqar": "--mixer attention,hybrid,ssd --task mqar --task.vocab_size 128 --task.seq_len 32 "
     "--task.n_pairs 4 --task.n_train 12800 --task.n_val 200 --task.n_test 500 --task.test_lengths [64,96] --d_model 32 "
     "--batch_size 32 --trainer.max_steps 300 --trainer.val_check_interval 30 --figures_every 60",
     "heads": "--mixer factorized --mixer.n_heads 1,2,3,4 --task ssm_teacher --backbone bare --trainer.max_steps 200 "
