@@ -343,6 +343,42 @@ def scaling(sizes: Sizes) -> Section:
     return section
 
 
+SPARSE = {"moba": "attention", "nsa": "attention", "dsa": "mla"}
+"""Sparse attention, and the full attention that it replaces."""
+
+
+def sparse(sizes: Sizes) -> Section:
+    """Measure sparse attention against the full attention that it replaces."""
+    lengths = sizes.lengths[len(sizes.lengths) // 2 - 1 :]
+    section = Section(
+        "Layers that attend to chosen positions, in turns with the full attention that they replace: mla for dsa, else"
+        f" attention by torch's fused kernel. d_model {sizes.step_width}, four heads, batch 1, rotary positions,"
+        f" {all_cores()} threads. Each query of moba reads three blocks of 64 positions, of nsa four of 32 and a window"
+        " of 64, of dsa 64 positions. The backward pass is for the input."
+    )
+    table = Table("", ["layer", "length", "forward ms", "full / sparse", "forward + backward ms", "full / sparse"])
+    for name, full in SPARSE.items():
+        for seq_len in lengths:
+            seconds = isolated(_sparse_passes, name, full, seq_len, sizes)
+            ratios = [each[full] / each[name] for each in seconds]
+            cells = [cell for each, ratio in zip(seconds, ratios, strict=True) for cell in (1e3 * each[name], ratio)]
+            table.rows.append([name, seq_len, *cells])
+            if seq_len == sizes.long:
+                section.targets.append(Target(f"{full} / {name}, forward + backward at {seq_len:,}", 1.0, ratios[1]))
+    section.tables.append(table)
+    return section
+
+
+def _sparse_passes(name: str, full: str, seq_len: int, sizes: Sizes) -> list[dict[str, float]]:
+    """Return the seconds of both layers by name, forward and with the backward pass."""
+    torch.manual_seed(0)
+    mixers = {each: create_mixer(each, sizes.step_width) for each in (name, full)}
+    if full == "attention":
+        mixers[full] = create_mixer(full, sizes.step_width, position="rope")
+    x = torch.randn(1, seq_len, sizes.step_width, generator=peers.generator())
+    return [seconds for _, seconds in compared(mixers, (x,), sizes.rounds, all_cores())]
+
+
 def memory(sizes: Sizes) -> Section:
     """Measure the peak memory of a training pass against length, where weights are computed in blocks of queries."""
     lengths = sizes.lengths[len(sizes.lengths) // 2 - 1 :]
@@ -558,6 +594,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Sizes], Section]]] = {
     "layers": ("Layers against their peers", family.whole_layers),
     "decode": ("Decoding", decode),
     "scaling": ("Scaling with length", scaling),
+    "sparse": ("Sparse attention against full attention", sparse),
     "memory": ("Memory with length", memory),
     "steps": ("A training step of each mixer", steps),
     "end_to_end": ("End to end", end_to_end),
