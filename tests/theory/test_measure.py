@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from zoo.backbone import Backbone
-from zoo.registry import create_mixer
+from zoo.registry import create_mixer, list_mixers
 from zoo.theory.columns import decay_text, heads_text, rank_text, remarks
 from zoo.theory.figures import error_by_heads, fitted_line, gradient_decay_figure
 from zoo.theory.gradients import DecayRate, Gradient, GradientProfile, fitted, gradient_profile, profile_at
@@ -91,6 +91,14 @@ def test_layers_of_a_model_are_read_at_their_inputs(norm: str, generator: torch.
     x = first(model.embed(tokens))
     x = second.mixer_norm(x) if norm == "input" else x
     torch.testing.assert_close(layer_inputs(model, tokens)[1].x, x)
+
+
+@pytest.mark.parametrize("name", list_mixers())
+def test_a_layer_has_the_name_of_its_mixer(name: str, generator: torch.Generator) -> None:
+    model = Backbone({"name": name}, 16, 2, vocab_size=7, n_outputs=7)
+    names = [layer.name for layer in layer_inputs(model, random_inputs(model, 1, 9, generator))]
+    members = ["selective_ssm", "attention"] if name == "hybrid" else [name, name]
+    assert names == [f"layer {at}: {member}" for at, member in enumerate(members)]
 
 
 def test_a_model_of_vectors_and_a_bare_one() -> None:

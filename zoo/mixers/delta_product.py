@@ -123,6 +123,7 @@ class DeltaProduct(SequenceMixer):
         self.dt_bias = nn.Parameter(torch.empty(n_heads))
         self.A_log = nn.Parameter(torch.empty(n_heads))
         self.gate_proj = nn.Linear(d_model, n_values, bias=False)
+        self.n_levels = n_levels
         self.levels = LevelWeights(d_model, n_heads, n_levels) if n_levels else None
         self.norm = RMSNorm(self.d_value, norm_eps)
         self.out_proj = nn.Linear(n_values, d_model, bias=False)
@@ -139,7 +140,7 @@ class DeltaProduct(SequenceMixer):
         return self.n_heads * self.n_householder * self.d_value
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> AnyDeltaProductState:
-        conv, levels = self.conv.empty_state(batch_size, dtype, device), (self.levels.n_levels,) if self.levels else ()
+        conv, levels = self.conv.empty_state(batch_size, dtype, device), (self.n_levels,) if self.levels else ()
         shape = (batch_size, self.n_heads, *levels, self.d_head, self.d_value)
         S = torch.zeros(shape, dtype=accumulator(dtype), device=device)
         if self.levels is None:

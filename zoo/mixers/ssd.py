@@ -152,6 +152,7 @@ class SSD(SequenceMixer):
         self.dt_bias = nn.Parameter(torch.empty(self.n_heads))
         self.A_log = nn.Parameter(torch.empty(self.n_heads))
         self.D = nn.Parameter(torch.empty(self.n_heads))
+        self.n_levels = n_levels
         self.levels = LevelWeights(d_model, self.n_heads, n_levels) if n_levels else None
         self.norm = RMSNorm(self.d_inner, norm_eps, norm_groups) if norm_groups else None
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
@@ -169,7 +170,7 @@ class SSD(SequenceMixer):
         return self.d_inner
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> AnySSDState:
-        conv, levels = self.conv.empty_state(batch_size, dtype, device), (self.levels.n_levels,) if self.levels else ()
+        conv, levels = self.conv.empty_state(batch_size, dtype, device), (self.n_levels,) if self.levels else ()
         shape = (batch_size, self.n_heads, *levels, self.d_state, self.d_head)
         h = torch.zeros(shape, dtype=accumulator(dtype), device=device)
         if self.levels is None:

@@ -67,8 +67,8 @@ def _mixer_name(mixer: SequenceMixer) -> str:
         return " + ".join(_mixer_name(member) for member in mixer.chain())
 
     def means(name: str) -> bool:
-        options = MIXERS.entry(name).options
-        return mixer_class(name) is type(mixer) and all(getattr(mixer, k) == value for k, value in options.items())
+        options = MIXERS.entry(name).options.items()
+        return mixer_class(name) is type(mixer) and all(getattr(mixer, key, None) == value for key, value in options)
 
     # Of several entries the most specific one wins: an entry with options over the class alone.
     named = sorted(filter(means, MIXERS), key=lambda name: len(MIXERS.entry(name).options))
