@@ -40,8 +40,10 @@ from zoo.theory.spectra import read_spectrum  # noqa: E402
 
 STORED = ROOT / "docs" / "gallery.json"
 D_MODEL, SEQ_LEN, GRADIENT_LEN, SEEDS = 16, 32, 128, 5
-VARIED = {"n_heads": (1, 2, 4, 8), "d_state": (2, 4, 8, 16)}
-"""Options that the explorer steps through, one of them for each mixer."""
+VARIED = {"n_heads": (1, 2, 4, 8), "d_state": (2, 4, 8, 16), "d_inner": (4, 8, 16)}
+"""Options that the explorer steps through; a mixer has the first of its own here."""
+FURTHER = {"d_head": (4, 8, 16, 32), "window": (4, 8, 16, 32)}
+"""Options that it steps through besides, `d_head` only in place of `n_heads`."""
 COST_LENGTHS = (512, 1024, 2048)
 STATE_LENGTHS = (1024, 2048, 65536)
 """The first two give the state as a formula in n, which the last confirms."""
@@ -75,15 +77,11 @@ def card(name: str) -> dict[str, Any]:
     """Return what the gallery shows of a mixer."""
     entry = MIXERS.entry(name)
     free, sections = titled(MIXERS[name], SECTIONS)
-    known = {option.name: option.default for option in options(name)}
-    varied = next((key for key in VARIED if isinstance(known.get(key), int)), None)
-    chosen = [{}] if varied is None else [{varied: value} for value in VARIED[varied]]
     variants = []
-    for given in chosen:
+    for given in chosen(name):
+        option = " at ".join(f"{key} {value}" for key, value in given.items())
         try:
-            variants.append(
-                {"option": "".join(f"{key} {value}" for key, value in given.items())} | variant(name, given)
-            )
+            variants.append({"option": option} | variant(name, given))
         except ValueError as error:  # a size that this mixer does not have
             print(f"{name} {given}: {error}")
     return {
@@ -98,6 +96,17 @@ def card(name: str) -> dict[str, Any]:
         "law": sections["Interaction rank"],
         "variants": variants,
     }
+
+
+def chosen(name: str) -> list[dict[str, int]]:
+    """Return the options of each variant of a mixer, one of them varied at a time, which comes first."""
+    known = {option.name for option in options(name)}
+    first = next((key for key in VARIED if key in known), None)
+    if first is None:
+        return [{}]
+    steps = [{first: value} for value in VARIED[first]]
+    further = [key for key in FURTHER if key in known and not (key == "d_head" and first == "n_heads")]
+    return steps + [{key: value, first: VARIED[first][2]} for key in further for value in FURTHER[key]]
 
 
 def variant(name: str, given: dict[str, int]) -> dict[str, Any]:
@@ -115,7 +124,10 @@ def variant(name: str, given: dict[str, int]) -> dict[str, Any]:
         "params": sum(p.numel() for p in layer.parameters()),
         "state_bytes": [state_bytes(long, length) for length in STATE_LENGTHS],
         "predicted": layer.predicted_rank(SEQ_LEN),
-        "gradient": [[int(tau), short(value)] for tau, value in zip(profile.distances, profile.median, strict=True)],
+        "gradient": [
+            [int(tau), short(value)]
+            for tau, value in zip(profile.distances.tolist(), profile.median.tolist(), strict=True)
+        ],
         "inputs": found,
     }
 

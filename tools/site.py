@@ -49,6 +49,15 @@ PUBLIC: dict[str, tuple[str, ...]] = {
 """Public names of each package, all of its `__all__` by default."""
 ARXIV = re.compile(r"<(a|code|pre|script|title)\b.*?</\1>|<[^>]*>|arXiv:?\s(\d{4}\.\d{4,5})", re.DOTALL)
 """Elements to skip, tags, and arXiv numbers in the text of a page."""
+USAGE = """\
+import torch
+from zoo import create_mixer
+
+mixer = create_mixer("{name}", d_model=64)
+x = torch.randn(2, 100, 64)
+y, state = mixer.stream(x)
+"""
+"""Lines that use a mixer, on its card in the gallery."""
 KERNEL = """\
 ---
 jupyter:
@@ -110,6 +119,7 @@ def gallery() -> str:
             "scores": scores.get(name := item["name"], {}),
             "look": look_of(name)._asdict(),
             "models": MIXERS.entry(name).models,
+            "usage": USAGE.format(name=name),
         }
         for item in data["items"]
     ]

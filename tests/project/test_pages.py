@@ -62,6 +62,11 @@ def test_the_page_of_the_api_has_every_name_that_pages_import() -> None:
     assert named - {"zoo.parallel"} <= shown  # a module, whose names are shown
 
 
+@pytest.mark.parametrize("name", list_mixers())
+def test_the_usage_of_each_mixer_in_the_gallery_runs(name: str) -> None:
+    exec(tools.site.USAGE.format(name=name), {})
+
+
 def test_arxiv_numbers_in_text_become_links() -> None:
     html = '<p title="arXiv 1.1">by arXiv 2312.00752 <a href="#">arXiv 2312.00752</a> <code>arXiv 2312.00752</code></p>'
     link = '<a href="https://arxiv.org/abs/2312.00752">arXiv 2312.00752</a>'
@@ -131,7 +136,7 @@ def test_no_link_of_the_site_leads_nowhere(site: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "controls"),
     [
-        ("gallery.html", "select, input, .card"),
+        ("gallery.html", "select, input, .card a"),
         ("leaderboard_table.html", "select, input, button, a, .cell"),
         ("findings.html", "a[href], button:not(.md-top), .md-header__button, .md-sidebar-button"),
     ],
@@ -192,10 +197,18 @@ def test_the_gallery_is_explored_by_keyboard(site: Path, browser: Any) -> None:
     browser.switch_to.active_element.send_keys(Keys.ENTER)
     (chosen,) = shown(browser, ".side h2")
     assert browser.current_url.endswith(f"#{chosen}")
+    assert shown(browser, ".usage") == [tools.site.USAGE.format(name=chosen)]
     before = shown(browser, ".side svg")[0]
     browser.switch_to.active_element.send_keys(Keys.ARROW_LEFT)  # the query position has the focus
     assert shown(browser, "#at") == ["30"]
     assert shown(browser, ".side svg")[0] != before
+    browser.find_element("id", "add").click()
+    assert shown(browser, ".side h2")[0] == chosen
+    browser.back()
+    WebDriverWait(browser, 20).until(lambda _: shown(browser, ".side h2") == [chosen])
+    browser.back()
+    WebDriverWait(browser, 20).until(lambda _: browser.find_element("id", "list").is_displayed())
+    assert browser.switch_to.active_element.text == chosen
 
 
 @pytest.mark.slow
