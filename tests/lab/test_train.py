@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import re
 import shlex
 from pathlib import Path
@@ -13,6 +14,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import zoo
 from lab import config as cli
@@ -68,6 +70,15 @@ def test_a_run_prints_its_progress_and_one_table(tmp_path: Path) -> None:
     assert "loss=" in done.stderr or "6/6" in done.stderr
     bar = ("training: ", "compiling the scan (once;")
     assert all(line.startswith(bar) for line in re.split(r"[\r\n]+", done.stderr) if line), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixer", random.Random(0).sample(zoo.list_mixers(), 8))
+def test_a_mixer_is_trained_tested_and_drawn(mixer: str, tmp_path: Path) -> None:
+    flags = f"{TINY} --mixer {mixer} --trainer.max_steps 1 --d_model 16".replace("--figures_every 0", "")
+    TinyRuns(flags).trained(tmp_path)
+    events = EventAccumulator(str(next(tmp_path.rglob("events*")).parent)).Reload()
+    assert "theory/layer 0" in events.Tags()["images"]
 
 
 def test_a_run_leaves_its_configuration_environment_checkpoints_and_metrics(finished: Path) -> None:
