@@ -19,6 +19,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 import tools.site
 from tests import ROOT, python
 from tests.browser import WIDTHS, fits_every_screen, opened, reached_by_keyboard
+from tools import blocks
 from zoo import Backbone, docstrings, pages
 from zoo import __main__ as command
 from zoo.lookup import Registry
@@ -129,6 +130,25 @@ def test_no_link_of_the_site_leads_nowhere(site: Path) -> None:
             assert there.is_file(), (page.name, address)
             if there in pages and parts.fragment and there.name != "gallery.html":  # its anchors are choices
                 assert unquote(parts.fragment) in pages[there].anchors, (page.name, address)
+
+
+CELLS = """
+import json, sys
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+for cell in json.load(open(sys.argv[1], encoding="utf-8"))["cells"]:
+    if cell["cell_type"] == "code":
+        shell.run_cell("".join(cell["source"])).raise_error()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["streaming", "own_task"])
+def test_a_notebook_runs(name: str, site: Path, tmp_path: Path) -> None:
+    """Two of them, with magics that run commands and write files; test_blocks.py runs the pages of all."""
+    pytest.importorskip("IPython")
+    blocks.clone(tmp_path / "clone")
+    python("-c", CELLS, str(site / "tutorials" / f"{name}.ipynb"), cwd=tmp_path / "clone")
 
 
 @pytest.mark.slow
