@@ -146,7 +146,6 @@ for cell in json.load(open(sys.argv[1], encoding="utf-8"))["cells"]:
 @pytest.mark.parametrize("name", ["streaming", "own_task"])
 def test_a_notebook_runs(name: str, site: Path, tmp_path: Path) -> None:
     """Two of them, with magics that run commands and write files; test_blocks.py runs the pages of all."""
-    pytest.importorskip("IPython")
     blocks.clone(tmp_path / "clone")
     python("-c", CELLS, str(site / "tutorials" / f"{name}.ipynb"), cwd=tmp_path / "clone")
 
