@@ -96,7 +96,7 @@ def main() -> None:
         runs.append(measure(road, program))
         print(f"{road}: set-up {runs[-1].set_up:.0f} s, training {runs[-1].train:.0f} s", flush=True)
     # A figure that other work has spoilt says so by itself.
-    measured = describe_machine() + (f", at a load of {load:.1f} from other work" if load > 0.5 else "")
+    measured = describe_machine() + (f", beside other work at a load of {load:.1f}" if load > 0.5 else "")
     write_atomically(TABLE, render(runs, measured))
     replace_in_page(README, "first run", summary(runs, measured))
 
