@@ -355,8 +355,8 @@ def sparse(sizes: Sizes) -> Section:
         f" attention by torch's fused kernel. d_model {sizes.step_width}, four heads, batch 1, rotary positions,"
         f" {all_cores()} threads. Each query of moba reads three blocks of 64 positions, of nsa four of 32 and a window"
         " of 64, of dsa 64 positions. The backward pass is for the input. The index of dsa scores every pair, and the"
-        " chosen latents are gathered for each query: up to some 8,192 positions this takes longer than all pairs by the"
-        " fused kernel."
+        " chosen latents are gathered for each query: up to some 8,192 positions this takes longer than all pairs by"
+        " the fused kernel."
     )
     table = Table("", ["layer", "length", "forward ms", "full / sparse", "forward + backward ms", "full / sparse"])
     for name, full in SPARSE.items():
