@@ -66,6 +66,10 @@ class Sizes:
     train_rounds: int = 1
 
     @property
+    def long_lengths(self) -> tuple[int, ...]:
+        return self.lengths[len(self.lengths) // 2 - 1 :]
+
+    @property
     def mixer_names(self) -> list[str]:
         return list(self.mixers) or list_mixers()
 
@@ -349,14 +353,14 @@ SPARSE = {"moba": "attention", "nsa": "attention", "dsa": "mla"}
 
 def sparse(sizes: Sizes) -> Section:
     """Measure sparse attention against the full attention that it replaces."""
-    lengths = sizes.lengths[len(sizes.lengths) // 2 - 1 :]
+    lengths = sizes.long_lengths
     section = Section(
         "Layers that attend to chosen positions, in turns with the full attention that they replace: mla for dsa, else"
         f" attention by torch's fused kernel. d_model {sizes.step_width}, four heads, batch 1, rotary positions,"
         f" {all_cores()} threads. Each query of moba reads three blocks of 64 positions, of nsa four of 32 and a window"
         " of 64, of dsa 64 positions. The backward pass is for the input. The index of dsa scores every pair, and the"
-        " chosen latents are gathered for each query: up to some 8,192 positions this takes longer than all pairs by"
-        " the fused kernel."
+        " chosen latents are gathered for each query, which takes longer than all pairs by the fused kernel until"
+        " sequences are long."
     )
     table = Table("", ["layer", "length", "forward ms", "full / sparse", "forward + backward ms", "full / sparse"])
     for name, full in SPARSE.items():
@@ -383,7 +387,7 @@ def _sparse_passes(name: str, full: str, seq_len: int, sizes: Sizes) -> list[dic
 
 def memory(sizes: Sizes) -> Section:
     """Measure the peak memory of a training pass against length, where weights are computed in blocks of queries."""
-    lengths = sizes.lengths[len(sizes.lengths) // 2 - 1 :]
+    lengths = sizes.long_lengths
     section = Section(
         f"Peak memory of forward + backward at d_model {sizes.scaling_width}, batch of one, against the length L ="
         f" {lengths[0]} … {lengths[-1]}: the exponent e of the power law L^e. Each number in a process of its own."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from lab.experiments.probes import PROBES
@@ -23,7 +23,6 @@ from zoo.report.numbers import duration, number, size
 Value = TypeVar("Value")
 TEMPLATES = ROOT / "docs" / "templates"
 DROPPED = ROOT / "docs" / "results" / "dropped.yaml"
-_POWERS = {0.0: "a constant", 1.0: "n"}  # names of exponents
 _LABELS = {
     "accuracy": "test accuracy",
     "relative_squared_error": "relative squared error",
@@ -143,7 +142,7 @@ class Pages:
             lstrip_blocks=True,
             keep_trailing_newline=True,
         )
-        self.jinja.filters |= {"number": number, "duration": duration, "listed": _listed, "seeds": _seeds}
+        self.jinja.filters |= {"number": number, "duration": duration, "seeds": _seeds}
         self.jinja.globals |= {"records": records, "table": lambda *parts: "\n".join(table(*parts))}
         for function in (self.check, self.score, self.found, self.effect, self.checks_of):
             self.jinja.globals[function.__name__] = function
@@ -202,14 +201,15 @@ class Pages:
             raise UsageError(f"{template}: {error}") from None
 
 
-def _listed(values: Iterable[Any]) -> str:
-    return ", ".join(map(str, values))
-
-
 def _seeds(check: Check) -> str:
     """Return a share of the seeds as their count."""
     count = round(check.value * len(check.seeds))
     return f"{count or 'none'} of {len(check.seeds)} seeds"
+
+
+def _power(exponent: float) -> str:
+    """Return a power of n, its exponent rounded."""
+    return {0.0: "1", 1.0: "n"}.get(round(exponent, 1), f"n^{number(exponent, 1)}")
 
 
 def choosing(rendered: Pages) -> str:
@@ -235,7 +235,7 @@ def choosing(rendered: Pages) -> str:
         n_cells=len(cards) * len(task_names()),
         width=gallery["d_model"],
         state=lambda name: size(usual[name]["state_bytes"][-1]),
-        cost=lambda name, of: _POWERS.get(round(cards[name]["cost"][of], 1), f"n^{number(cards[name]['cost'][of], 2)}"),
+        cost=lambda name, of: _power(cards[name]["cost"][of]),
         rank=lambda name: usual[name]["inputs"][gallery["inputs"][0]]["rank"],
     )
 

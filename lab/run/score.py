@@ -149,7 +149,7 @@ def guess_level(score: str, chance: Number | None) -> float | None:
 
 
 def score_text(name: str, value: Number | None, spread: Number | None = None, decimals: int = 4) -> str:
-    """Format a metric for a table, ± its spread over seeds; decimals are those of accuracy and chance.
+    """Format a metric for a table, ± its spread over seeds; accuracy and chance have this number of decimals.
 
     >>> score_text("accuracy", 0.5, 0.012), score_text("loss", 0.123456)
     ('0.5000 ± 0.012', '0.1235')

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from lab.config import parse
 from lab.run.record import Run
-from lab.run.score import BASELINE, SCORES, merit, score_text, window_text
+from lab.run.score import BASELINE, SCORES, merit, window_text
 from lab.sweep.command import Request
 from lab.sweep.engine import Stop
 from lab.sweep.experiment import read_experiment
@@ -223,8 +223,7 @@ class MedianRow(Row):
 
     def center(self, *path: str) -> float | None:
         """Return the median of `values`."""
-        values = self.values(*path)
-        return statistics.median(values) if values else None
+        return _median(self.values(*path))
 
     @property
     def score_text(self) -> str:
@@ -234,8 +233,7 @@ class MedianRow(Row):
     def median_text(self, values: Sequence[float]) -> str:
         """Return the median of scores and, from five on, its 95 % interval."""
         ends = of_median(values)[1:] if len(values) >= FEWEST_SEEDS else ()
-        middle = statistics.median(values) if values else None
-        text, *of_ends = (score_text(self.score, each, decimals=self.decimals) for each in (middle, *ends))
+        text, *of_ends = map(self.text, (_median(values), *ends))
         return f"{text} [{', '.join(of_ends)}]" if of_ends else text
 
     def values_at(self, steps: int) -> list[float]:
@@ -245,15 +243,18 @@ class MedianRow(Row):
 
     def value_at(self, steps: int) -> float | None:
         """Return the median of `values_at`."""
-        found = self.values_at(steps)
-        return statistics.median(found) if found else None
+        return _median(self.values_at(steps))
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
 def _at_budget(steps: int) -> Column:
     return Column(
         f"at {steps:,}",
         "median validation score after these steps, or at the end of runs that ended before",
-        lambda row: score_text(row.score, row.value_at(steps), decimals=row.decimals),
+        lambda row: row.text(row.value_at(steps)),
         value=lambda row: row.value_at(steps),
     )
 
@@ -368,11 +369,11 @@ def as_data(groups: Sequence[Group]) -> dict[str, Any]:
                 "title": ", ".join(facts),
                 "at": {
                     str(steps): {
-                        "value": (value := row.value_at(steps)),
-                        "share": share(group, value),
-                        "title": f"{name} after {steps:,} steps, validation: {row.median_text(row.values_at(steps))}",
+                        "value": _median(values),
+                        "share": share(group, _median(values)),
+                        "title": f"{name} after {steps:,} steps, validation: {row.median_text(values)}",
                     }
-                    for steps in BUDGETS
+                    for steps, values in ((steps, row.values_at(steps)) for steps in BUDGETS)
                 },
             }
     ordered = sorted(mixers.values(), key=lambda mixer: place(mixer["name"]))

@@ -88,10 +88,14 @@ class Row:
         """The score's standard deviation over the runs that count; None for less than two."""
         return mean_and_spread(self.values())[1]
 
+    def text(self, value: Number | None, spread: Number | None = None) -> str:
+        """Format a value of the score as tables show it, ± its spread over seeds."""
+        return score_text(self.score, value, spread, self.decimals)
+
     @property
     def score_text(self) -> str:
         """The score as tables show it, with its spread over seeds."""
-        return score_text(self.score, self.center(), self.spread, self.decimals)
+        return self.text(self.center(), self.spread)
 
     @property
     def short_text(self) -> str:

@@ -17,7 +17,6 @@ from lab.run.score import (
     SCORES,
     WINDOW,
     mean_and_spread,
-    score_text,
     window_text,
 )
 from lab.view.rows import Group, Row, differing_options
@@ -46,7 +45,7 @@ def _fact(heading: str, name: str) -> Column:
     def cell(row: Row) -> str:
         value = row.fact(name)
         if name == "chance":
-            return score_text(row.score, value, decimals=row.decimals)
+            return row.text(value)
         return number(None if value is None else round(value))
 
     more_first = heading == "tokens/s"
@@ -68,7 +67,7 @@ COLUMNS = (
     Column(
         BASELINE,
         "score of the best guess from the counts of the tokens read so far",
-        lambda row: score_text(row.score, row.baseline, decimals=row.decimals),
+        lambda row: row.text(row.baseline),
         value=lambda row: row.baseline,
     ),
     Column(

@@ -75,8 +75,7 @@ def test_a_run_prints_its_progress_and_one_table(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mixer", random.Random(0).sample(zoo.list_mixers(), 8))
 def test_a_mixer_is_trained_tested_and_drawn(mixer: str, tmp_path: Path) -> None:
-    flags = f"{TINY} --mixer {mixer} --trainer.max_steps 1 --d_model 16".replace("--figures_every 0", "")
-    TinyRuns(flags).trained(tmp_path)
+    TinyRuns(f"{TINY} --mixer {mixer} --trainer.max_steps 1").without("--figures_every").trained(tmp_path)
     events = EventAccumulator(str(next(tmp_path.rglob("events*")).parent)).Reload()
     assert "theory/layer 0" in events.Tags()["images"]
 
