@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from html.parser import HTMLParser
@@ -147,7 +148,12 @@ for cell in json.load(open(sys.argv[1], encoding="utf-8"))["cells"]:
 def test_a_notebook_runs(name: str, site: Path, tmp_path: Path) -> None:
     """Two of them, with magics that run commands and write files; test_blocks.py runs the pages of all."""
     blocks.clone(tmp_path / "clone")
-    python("-c", CELLS, str(site / "tutorials" / f"{name}.ipynb"), cwd=tmp_path / "clone")
+    here = Path(sys.executable).parent  # in front: a cell of the shell calls `python` of the environment that runs it
+    python(
+        *("-c", CELLS, str(site / "tutorials" / f"{name}.ipynb")),
+        cwd=tmp_path / "clone",
+        env=os.environ | {"PATH": f"{here}{os.pathsep}{os.environ['PATH']}"},
+    )
 
 
 @pytest.mark.slow
