@@ -6,7 +6,7 @@ A page runs from top to bottom in a clone of its own. The language of a block de
     sh            run, as commands of one shell
     yaml, toml    parsed, and written if the first line is a file's name
     text          behind a block: its output, which the command above writes
-    shell, bash   left alone: commands of another machine, servers, scripts of a scheduler
+    shell, bash   left alone: commands of another machine, servers, scripts of a scheduler, whose flags a test reads
 """
 
 from __future__ import annotations

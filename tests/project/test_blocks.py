@@ -1,9 +1,13 @@
-"""Every code block of the pages runs. tools/blocks.py describes how; a block's language exempts it."""
+"""The code blocks of the pages run as tools/blocks.py describes; what other machines run is read."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import importlib
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,11 @@ PAGES = {
     path.relative_to(ROOT).as_posix(): text
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
     if blocks.BLOCK.search(text := path.read_text(encoding="utf-8"))
+}
+ELSEWHERE = {
+    path.relative_to(ROOT).as_posix(): "".join(f"({code})\n" for code in codes)
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if (codes := re.findall(r"^```(?:shell|bash)\n(.*?)^```$", path.read_text(encoding="utf-8"), re.DOTALL | re.M))
 }
 SHORT = {
     "lab.training": "--trainer.max_steps 8 --trainer.accelerator cpu --batch_size 1 --task.n_train 16 --task.n_val 4 "
@@ -43,6 +52,13 @@ def _short(module: str, argv: list[str]) -> list[str]:
     return argv + more
 
 
+def _ends(main: Any, argv: list[str]) -> Any:
+    try:
+        return main(argv)
+    except SystemExit as end:
+        return end.code
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:The '(train|val)_dataloader' does not have many workers")
@@ -64,6 +80,41 @@ def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest
         (run,) = Path("first").glob("*/*/seed0")
         run.rename("runs/mqar/hybrid/seed0")
     blocks.run(PAGES[page], _short)
+
+
+class Understood(BaseException):
+    """Raised in place of running a command whose words have been read."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ELSEWHERE)
+def test_the_commands_for_other_machines_are_understood(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell notes every command of the blocks instead of carrying it out; ours are then read, up to their run."""
+    note = 'PATH=/nowhere\ncommand_not_found_handle() { printf "%s\\0" "$@" >> noted; printf "\\n" >> noted; }\n'
+    code = ELSEWHERE[page].replace("NAME", "copying")
+    blocks.clone(tmp_path / "clone")
+    monkeypatch.chdir(tmp_path / "clone")
+    home = {"HOME": str(tmp_path), "SLURM_ARRAY_TASK_ID": "4"}
+    subprocess.run(["bash", "-c", note + code], env=os.environ | home, check=True)
+
+    parse = argparse.ArgumentParser.parse_args
+
+    def only_parse(self: argparse.ArgumentParser, *given: Any) -> None:
+        parse(self, *given)
+        raise Understood
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", only_parse)
+    for line in Path("noted").read_text(encoding="utf-8").splitlines():
+        words = line.split("\0")[:-1]
+        for start, module in blocks.COMMANDS.items():
+            name = start[start[0] == "python" :]  # torchrun and srun start it in their way
+            at = next((at for at in range(len(words)) if tuple(words[at : at + len(name)]) == name), None)
+            if at is not None:
+                more = {"lab.training": ["--print_config"], "lab.sweep.sweep": ["--dry_run"]}.get(module, [])
+                with contextlib.suppress(Understood):
+                    assert not _ends(importlib.import_module(module).main, [*words[at + len(name) :], *more]), words
 
 
 @pytest.mark.parametrize("package", ["zoo", "tasks", "lab"])
