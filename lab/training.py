@@ -34,9 +34,8 @@ from lab.run.record import LEAK, MARK, Run, read_fields, read_run, rung_at
 from lab.run.score import first_at, has_converged, level, score_text
 from zoo import training
 from zoo.errors import UsageError
-from zoo.extras import MissingExtraError
 from zoo.report.numbers import count, duration, number
-from zoo.report.terminal import ends_unread, make_console, make_facts, say
+from zoo.report.terminal import ends_unread, in_words, make_console, make_facts, say
 from zoo.signals import CTRL_C, SCHEDULER, handled
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def _status(argv: Sequence[str]) -> int:
     try:
         command = parse(argv)
         run(command)
-    except (UsageError, MissingExtraError) as error:
+    except (UsageError, ImportError) as error:
         if "--traceback" in argv:
             traceback.print_exc()
         return _fail(error, 2)
@@ -540,7 +539,7 @@ def resume_command(argv: Sequence[str]) -> str:
 
 
 def _fail(message: object, status: int) -> int:
-    _say(f"error: {message}" if status in (1, 2) else message)
+    _say(f"error: {in_words(message)}" if status in (1, 2) else message)
     return status
 
 

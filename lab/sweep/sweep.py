@@ -39,7 +39,7 @@ from lab.sweep.tuning import (
     window,
 )
 from zoo.errors import UsageError
-from zoo.extras import MissingExtraError, require_extra
+from zoo.extras import require_extra
 from zoo.report.files import as_json, write_atomically
 from zoo.report.numbers import count, plain
 from zoo.report.terminal import ends_unread, fail, make_console, say
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
         planned = [Sweep.plan(experiment, request) for experiment in request.experiments()]
         if request.engine == "ray" and request.address and not request.dry_run:
             check_cluster(request.address, any(sweep.use_gpus for sweep in planned), request.per_device)
-    except (UsageError, MissingExtraError) as error:
+    except (UsageError, ImportError) as error:
         return fail(PROGRAM, error, 2)
     for sweep in planned:
         show_grid(sweep)

@@ -341,3 +341,25 @@ def test_objects_are_given_by_class_in_each_form(tmp_path: Path) -> None:
     assert [type(each).__name__ for each in command.trainer["callbacks"]] == names
     assert command.defaults["trainer"]["callbacks"] is None
     assert parse_text(tmp_path, text, "--trainer.callbacks", "null")["trainer"]["callbacks"] is None
+
+
+# An environment without the packages
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "absent", "argv"),
+    [
+        ("lab.training", "torch", ""),
+        ("lab.training", "lightning", "--mixer lstm"),
+        ("lab.sweep.sweep", "torch", "--mixer lstm"),
+        ("lab.__main__", "rich", "leaderboard"),
+        ("zoo.__main__", "torch", "measure"),
+    ],
+)
+def test_a_missing_package_is_one_line(module: str, absent: str, argv: str) -> None:
+    """As for `python train.py` outside the environment."""
+    without = f"import sys; sys.modules[{absent!r}] = None; from {module} import main; sys.exit(main({argv.split()}))"
+    done = python("-c", without, status=2)
+    assert absent in done.stderr
+    assert done.stderr.count("\n") == 1

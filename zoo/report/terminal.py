@@ -139,8 +139,14 @@ def fail(program: str, error: object, status: int) -> int:
     """
     if isinstance(error, BrokenPipeError):
         raise error
-    print(f"{program}: {'' if status == 130 else 'error: '}{' '.join(str(error).split())}", file=sys.stderr)
+    print(f"{program}: {'' if status == 130 else 'error: '}{in_words(error)}", file=sys.stderr)
     return status
+
+
+def in_words(error: object) -> str:
+    """Return an error's message in one line, with a hint if a package is missing of which no extra is named."""
+    hint = " (is the environment active that has it?)" if type(error) is ModuleNotFoundError else ""
+    return " ".join(str(error).split()) + hint
 
 
 def ends_unread(main: Callable[P, int]) -> Callable[P, int]:
