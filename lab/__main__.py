@@ -34,10 +34,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if argv[0] not in VERBS:
         return fail("lab", unknown("verb", argv[0], VERBS), 2)
-    try:
-        return VERBS[argv[0]](argv[1:])
-    except ImportError as error:
-        return fail("lab", error, 2)
+    return VERBS[argv[0]](argv[1:])
 
 
 if __name__ == "__main__":

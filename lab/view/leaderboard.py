@@ -105,9 +105,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--run_dir", type=Path, default=Path("runs/leaderboard"), metavar="DIR", help="default runs/leaderboard")
     add("--out", type=Path, metavar="DIR", help="folder of the pages; default that of --run_dir")
     add("--dry_run", action="store_true", help="list the missing cells and stop")
-    console, began, stop, failed = make_console(), time.monotonic(), Stop(), 0
+    began, stop, failed = time.monotonic(), Stop(), 0
     try:
-        given = parser.parse_args(argv)
+        given, console = parser.parse_args(argv), make_console()
         cells = read_cells(given.mixers, given.tasks, given.seeds)
         board = Board(given.out or given.run_dir)
         todo = list(in_order(cells, board.records))
