@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +35,7 @@ from zoo.backbone import Backbone
 from zoo.ops import selective_scan
 from zoo.registry import MIXERS, mixer_class
 from zoo.report import plots
+from zoo.theory import costs
 from zoo.threads import threads
 
 
@@ -337,7 +337,8 @@ def scaling(sizes: Sizes) -> Section:
         seconds = isolated(_training_passes, name, sizes)
         times[name] = seconds
         upper = len(sizes.lengths) // 2
-        whole, late = _exponent(sizes.lengths, seconds), _exponent(sizes.lengths[upper - 1 :], seconds[upper - 1 :])
+        whole = costs.exponent(sizes.lengths, seconds)
+        late = costs.exponent(sizes.lengths[upper - 1 :], seconds[upper - 1 :])
         table.rows.append([name, whole, late, *(1e3 * each for each in seconds)])
         if MIXERS.entry(name).family in LINEAR_TIME:
             what = f"exponent of {name}, {sizes.lengths[0]} … {sizes.lengths[-1]}"
@@ -396,7 +397,7 @@ def memory(sizes: Sizes) -> Section:
     for name in ("forgetting_attention", "path_attention"):
         # At least a byte: short sequences fit in memory that is there already.
         peaks = [float(max(1, isolated(_training_peak, name, seq_len, sizes))) for seq_len in lengths]
-        table.rows.append([name, exponent := _exponent(lengths, peaks), *(peak / 1e6 for peak in peaks)])
+        table.rows.append([name, exponent := costs.exponent(lengths, peaks), *(peak / 1e6 for peak in peaks)])
         what = f"exponent of the memory of {name}, {lengths[0]} … {lengths[-1]}"
         section.targets.append(Target(what, 1.1, exponent, least=False))
     section.tables.append(table)
@@ -434,10 +435,6 @@ def reaching(name: str, seq_len: int) -> dict[str, int]:
     parameters = inspect.signature(mixer_class(name)).parameters
     limited = "max_seq_len" in parameters and parameters["max_seq_len"].default is not None
     return {"max_seq_len": seq_len} if limited else {}
-
-
-def _exponent(lengths: tuple[int, ...], seconds: list[float]) -> float:
-    return statistics.linear_regression([math.log(n) for n in lengths], [math.log(s) for s in seconds]).slope
 
 
 @plots.styled

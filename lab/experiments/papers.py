@@ -12,8 +12,9 @@ from typing import Any
 from lab.experiments.page import Pages
 from lab.experiments.record import Record, read_listed, read_records
 from lab.experiments.rows import Row, UnknownColumnError, read_rows, samples, select
-from lab.experiments.spec import ROOT, Spec, check_keys, spec_of, text_of
+from lab.experiments.spec import ROOT, Spec, spec_of, text_of
 from lab.plain import read_mapping
+from lab.sweep.experiment import check_keys
 from lab.sweep.sweep import main as sweep
 from zoo.errors import UnknownNameError, unknown
 from zoo.evidence import Check, paired, within

@@ -12,7 +12,7 @@ from typing import Any
 
 from lab.experiments.probes import PROBES
 from lab.plain import read_mapping
-from lab.sweep.experiment import JUDGED, Experiment, read_experiment, values_of
+from lab.sweep.experiment import JUDGED, Experiment, check_keys, read_experiment, values_of
 from lab.sweep.grid import product
 from zoo.errors import UnknownNameError, UsageError, unknown
 
@@ -160,19 +160,6 @@ def _check_check(source: str, check: Any, others: Mapping[str, Any]) -> None:
                 raise UsageError(f"{source}: {unknown('check', control, others)}")
         else:
             _check_check(f"{source}: control", control, others)
-
-
-def check_keys(source: str, values: Any, valid: Sequence[str]) -> None:
-    """Refuse what is no mapping, and a key that is not valid.
-
-    Raises:
-        UsageError: either of these.
-    """
-    if not isinstance(values, Mapping):
-        raise UsageError(f"{source}: expected a mapping, got {values!r}")
-    for key in values:
-        if key not in valid:
-            raise UsageError(f"{source}: {unknown('key', key, valid)}")
 
 
 def controls_of(check: Mapping[str, Any], kind: str) -> list[str | Mapping[str, Any]]:

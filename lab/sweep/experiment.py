@@ -111,7 +111,7 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
         UsageError: a file that cannot be read, unknown keys, an unknown or missing setting, a flag without values.
     """
     values, source = read_mapping(path), str(path)
-    _check_keys(source, values, KEYS)
+    check_keys(source, values, KEYS)
     settings = _mapping(source, "settings", values.pop("settings", None))
     default = values.pop("setting", None)
     setting = default if setting is None else setting
@@ -120,7 +120,7 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
         if setting not in settings:
             raise UsageError(f"{source}: {unknown('setting', setting, settings or ['none: the file has no settings'])}")
         over = _mapping(source, f"settings.{setting}", settings[setting])
-        _check_keys(f"{source}: settings.{setting}", over, OF_A_SETTING)
+        check_keys(f"{source}: settings.{setting}", over, OF_A_SETTING)
     elif settings:
         raise UsageError(f"{source} has settings: give --setting {' or '.join(settings)}")
     if "grids" in over:
@@ -161,7 +161,14 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
     return experiment
 
 
-def _check_keys(source: str, values: Mapping[str, Any], valid: Sequence[str]) -> None:
+def check_keys(source: str, values: Any, valid: Sequence[str]) -> None:
+    """Refuse what is no mapping, and a key that is not valid.
+
+    Raises:
+        UsageError: either of these.
+    """
+    if not isinstance(values, Mapping):
+        raise UsageError(f"{source}: expected a mapping, got {values!r}")
     for key in values:
         if key not in valid:
             raise UsageError(f"{source}: {unknown('key', key, valid)}")

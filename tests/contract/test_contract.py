@@ -39,6 +39,7 @@ from tests.cases import (
 from tests.tolerances import assert_close, tolerance
 from zoo import create_mixer, detach_state, list_mixers, map_state, move_state, reorder_state, state_nbytes
 from zoo.check import Property, properties
+from zoo.check.outcome import relative_error
 from zoo.check.subject import Subject
 from zoo.contract import SequenceMixer
 from zoo.mixers.attention import AttentionState
@@ -438,10 +439,6 @@ def test_a_reordered_state_continues_as_its_rows(case: Case, generator: torch.Ge
 
 
 # Reduced precision.
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    return float((actual.double() - expected.double()).detach().norm() / expected.double().detach().norm())
 
 
 @cases(variants="slow", by_default=KINDS)

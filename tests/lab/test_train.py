@@ -38,10 +38,6 @@ def contents(path: Path) -> dict[str, tuple[int, int]]:
     return {str(file): (file.stat().st_mtime_ns, file.stat().st_size) for file in files}
 
 
-def last_checkpoint(path: Path) -> dict[str, Any]:
-    return torch.load(path / "checkpoints" / "last.ckpt", weights_only=True)
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run_dir of a finished run."""
@@ -160,7 +156,7 @@ def test_a_run_of_steps_is_one_epoch_that_may_stop_early(tmp_path: Path) -> None
     early = "--trainer.callbacks EarlyStopping --trainer.callbacks.monitor val/loss --trainer.callbacks.min_delta 1e9"
     argv = f"{early} --trainer.callbacks.patience 1 --trainer.max_steps 40 --trainer.min_steps 3".split()
     path = trained(tmp_path, *argv)
-    last, found = last_checkpoint(path), metrics(path)
+    last, found = torch.load(path / "checkpoints" / "last.ckpt", weights_only=True), metrics(path)
     assert (last["global_step"], last["epoch"]) == (4, 1)  # after two validations
     assert (list(found["curve"]), found["stopped_early"], found["converged"]) == (["2", "4"], True, True)
     trained(tmp_path, *argv, "--stop_at", "0.5")  # further than it trained: it has nothing to add

@@ -28,7 +28,7 @@ from lab.run.files import EVENTS
 from lab.run.folder import RunFolder
 from lab.run.record import read_curves
 from lab.view import Group, Run, group_runs, read_runs
-from lab.view.charts import Chart, charts_of
+from lab.view.charts import charts_of
 from lab.view.command import write_comparison
 from lab.view.page import as_page
 from lab.view.picture import paper_figure
@@ -95,10 +95,6 @@ def write_run(
         measured = {"test/accuracy": accuracy, "test/loss": 1 - accuracy, "val/accuracy": accuracy, "val/loss": 0.3}
         folder.write_metrics(nested(measured | SIZES | dict(metrics or {}), "/"))
     return folder.path
-
-
-def drawn_charts(group: Group) -> list[Chart]:
-    return charts_of(group)
 
 
 def lines(capsys: pytest.CaptureFixture[str], *argv: object, status: int = 0) -> tuple[str, str]:
@@ -310,7 +306,7 @@ def test_the_window_of_learning_rates_is_shown_and_drawn() -> None:
     cells = {each.heading: [each.cell(row) for row in group.rows] for each in columns_of(group)}
     assert (cells["window (octaves)"], cells["lr"]) == (["≥ 1.7", ""], ["0.001", ""])
     assert cells["steps to 90 %"] == ["40", "–"]
-    (chart,) = [chart for chart in drawn_charts(group) if chart.kind == "rate"]
+    (chart,) = [chart for chart in charts_of(group) if chart.kind == "rate"]
     (line,) = chart.series
     assert (line.mixer, line.x, line.y) == ("lstm", (1e-3, 3.2e-3, 1e-2), (0.2, 0.8, 0.9))
     assert (chart.chance, chart.log_x) == (0.125, True)
@@ -394,7 +390,7 @@ def varied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_charts_hold_means_and_spreads_over_seeds(varied: Path) -> None:
     recall, regression = group_runs(read_runs(varied))
-    charts = {chart.kind: chart for chart in drawn_charts(recall)}
+    charts = {chart.kind: chart for chart in charts_of(recall)}
     assert list(charts) == ["curve", "loss", "length", "fact", "state", "heads"]
     curve = charts["curve"].series[0]
     assert (curve.label, curve.x) == ("attention n_heads=1", (10, 20, 30, 40))
@@ -408,7 +404,7 @@ def test_charts_hold_means_and_spreads_over_seeds(varied: Path) -> None:
     (heads,) = charts["heads"].series
     assert (heads.label, heads.x, heads.points) == ("attention", (1, 2), ("attention n_heads=1", "attention n_heads=2"))
     assert charts["heads"].chance == 0.125
-    loss, bounded = drawn_charts(regression)  # nothing was logged of its score on validation
+    loss, bounded = charts_of(regression)  # nothing was logged of its score on validation
     assert (loss.kind, bounded.kind) == ("loss", "heads")
     assert bounded.floor == {1: 1e-1, 2: 1e-4}  # the third is zero but for roundoff
     assert not charts["heads"].floor
@@ -430,7 +426,7 @@ def test_a_figure_for_a_paper_is_one_file_with_text_that_stays_text(
 
 
 def test_a_figure_for_a_paper_marks_every_point_and_its_spread(varied: Path) -> None:
-    (state,) = (chart for chart in drawn_charts(group_runs(read_runs(varied))[0]) if chart.kind == "state")
+    (state,) = (chart for chart in charts_of(group_runs(read_runs(varied))[0]) if chart.kind == "state")
     assert 1 in [len(each.x) for each in state.series]  # no line leads to that point
     drawn = as_image(paper_figure([state], 1), "svg").decode()
     for each in state.series:

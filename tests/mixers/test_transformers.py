@@ -262,19 +262,6 @@ every_config = pytest.mark.parametrize(
 )
 """Every class and its options; slow but for the first ones of classes that differ."""
 different_kinds = pytest.mark.parametrize("kind", [slow(kind, unless=kind in DIFFERENT) for kind in KINDS])
-FOLDERS = {  # where the name is written in another way than the class's
-    "FalconMamba": "falcon_mamba",
-    "Qwen3Moe": "qwen3_moe",
-    "Qwen3Next": "qwen3_next",
-    "DeepseekV3": "deepseek_v3",
-    "KimiLinear": "kimi_linear",
-    "Qwen3_5Text": "qwen3_5",
-    "Qwen3_5MoeText": "qwen3_5_moe",
-    "FalconH1": "falcon_h1",
-    "OlmoHybrid": "olmo_hybrid",
-    "RecurrentGemma": "recurrent_gemma",
-    "NemotronH": "nemotron_h",
-}
 MIXER_NAMES = ("mixer", "mamba", "self_attn", "linear_attn", "conv", "temporal_block", "mlstm_layer")
 
 
@@ -295,10 +282,8 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers.modeling_rope_utils
 
     modules = [transformers.integrations.moe, transformers.modeling_rope_utils]
-    modules += [
-        import_module(f"transformers.models.{name}.modeling_{name}")
-        for name in (FOLDERS.get(k, k.lower()) for k in KINDS)
-    ]
+    configs = [getattr(transformers, f"{kind}Config").__module__ for kind in KINDS]
+    modules += [import_module(name.replace("configuration_", "modeling_")) for name in configs]
     from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRglru
 
     monkeypatch.setattr(RecurrentGemmaRglru._rnn_scan, "__defaults__", (torch.float64,))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from tests import slow
 from tests.cases import draw
+from tests.ops.test_ops import differentiable
 from tests.tolerances import assert_close, tolerance
 from zoo import create_mixer
 from zoo.ops import transforms
@@ -164,10 +165,6 @@ def multiply_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
 
 
-def leaves(tensors: Iterable[Tensor]) -> list[Tensor]:
-    return [t.detach().clone().requires_grad_() for t in tensors]
-
-
 @EACH
 def test_chunks_are_the_loop(name: str, generator: torch.Generator) -> None:
     """Several chunks; the contract suite has the other lengths."""
@@ -189,7 +186,7 @@ def test_kernels_have_the_numbers_and_gradients_of_the_loop(
 @EACH
 def test_gradients_of_several_chunks(name: str, road: str, seq_len: int, generator: torch.Generator) -> None:
     each = RECURRENCES[name]
-    assert gradcheck(each.op, leaves(each.draw(generator, seq_len)), fast_mode=True)
+    assert gradcheck(each.op, differentiable(*each.draw(generator, seq_len)), fast_mode=True)
 
 
 @pytest.mark.slow
@@ -197,7 +194,7 @@ def test_gradients_of_several_chunks(name: str, road: str, seq_len: int, generat
 @EACH
 def test_second_derivatives(name: str, road: str, generator: torch.Generator) -> None:
     each = RECURRENCES[name]
-    assert gradgradcheck(each.op, leaves(each.draw(generator, 40)), fast_mode=True)
+    assert gradgradcheck(each.op, differentiable(*each.draw(generator, 40)), fast_mode=True)
 
 
 @pytest.mark.slow
@@ -210,9 +207,9 @@ def test_float32_loses_nothing_to_decays_of_all_sizes(name: str, road: str, gene
 
 def assert_float32_is_the_loop(name: str, seq_len: int, generator: torch.Generator, device: str) -> None:
     each = RECURRENCES[name]
-    wide = leaves(each.draw(generator, seq_len))
+    wide = differentiable(*each.draw(generator, seq_len))
     results = []
-    for function, given in ((each.loop, wide), (each.op, leaves(t.float().to(device) for t in wide))):
+    for function, given in ((each.loop, wide), (each.op, differentiable(*(t.float().to(device) for t in wide)))):
         outputs = function(*given)
         loss = sum(o.square().sum() for o in outputs)
         results.append([*outputs, *torch.autograd.grad(loss, given)])
@@ -227,7 +224,7 @@ def test_a_decay_that_clears_everything_is_no_nan(name: str, road: str, generato
     each = RECURRENCES[name]
     given = each.draw(generator, 70)
     place = each.arguments.split().index("log_decay")
-    given = leaves(torch.full_like(t, -1e4) if n == place else t for n, t in enumerate(given))
+    given = differentiable(*(torch.full_like(t, -1e4) if n == place else t for n, t in enumerate(given)))
     y, state = each.op(*given)
     gradients = torch.autograd.grad(y.sum() + state.sum(), given)
     assert all(t.isfinite().all() for t in (y, state, *gradients))
@@ -281,11 +278,11 @@ def test_any_shape_and_stride_of_states_between_chunks(
     else:
         given.append(drawn(2, 2, chunks, d_key, d_value))
     op = erased_states if kind == "erased" else decayed_states
-    narrow = leaves(t.to(road, torch.complex64 if kind == "complex" else torch.float32) for t in given)
+    narrow = differentiable(*(t.to(road, torch.complex64 if kind == "complex" else torch.float32) for t in given))
     found = op(*narrow, rounded=rounded) if rounded else op(*narrow)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transforms, "_device_type", lambda t: "cpu")
-        exact = op(*(wide := leaves(given)))
+        exact = op(*(wide := differentiable(*given)))
         seeds = [torch.randn(t.shape, generator=generator, dtype=t.dtype) for t in exact]
         expected = [*exact, *torch.autograd.grad(exact, wide, seeds)]
     found = [*found, *torch.autograd.grad(found, narrow, [s.to(f) for s, f in zip(seeds, found, strict=True)])]
@@ -318,7 +315,7 @@ def test_conjugate_gradients_in_one_kernel(
     seeds = [draw(*shape, generator=generator) for shape in (q.shape, given[5].shape)]
 
     def results(device: str, dtype: torch.dtype) -> list[Tensor]:
-        mine = leaves(t.to(device, dtype) for t in given)
+        mine = differentiable(*(t.to(device, dtype) for t in given))
         outputs = ridge_queries(*mine[:5], mine[5] @ mine[5].mT / d_key, steps)
         slopes = torch.autograd.grad(outputs, mine, [t.to(outputs[0]) for t in seeds], retain_graph=True)
         (again,) = torch.autograd.grad(outputs[0].square().sum(), mine[0], create_graph=True)

@@ -24,7 +24,7 @@ from zoo.ops.attention import (
     softmax_freedom,
 )
 from zoo.ops.precision import Device, DType, widest
-from zoo.ops.rope import complete_scaling, gain, require_pairs, require_turned, rotate
+from zoo.ops.rope import complete_scaling, gain, require_pairs, rotate, turned_channels
 from zoo.validate import head_width, require_choice, require_distance, require_positive, shared_heads
 
 Position = Literal["none", "rope", "alibi", "relative"]
@@ -128,8 +128,7 @@ class Attention(SequenceMixer):
             require_pairs(self.d_head)
         elif rope_scaling is not None or d_rope is not None:
             raise ValueError(f"rope_scaling and d_rope need position rope, got {position!r}")
-        self.d_rope = self.d_head // 2 * 2 if d_rope is None else d_rope
-        require_turned(self.d_rope, self.d_head, rope_base)
+        self.d_rope = turned_channels(d_rope, self.d_head, rope_base)
         if rope_scaling is not None and self.d_rope < self.d_head:
             raise ValueError(f"rope_scaling needs d_rope = d_head = {self.d_head}, got {d_rope}")
         if sink == "bos" and position not in ("alibi", "relative"):

@@ -13,7 +13,7 @@ from zoo.contract import SequenceMixer
 from zoo.ops.attention import grow_cache, settle_cache, shared_values_rank, softmax_freedom
 from zoo.ops.delta_attention import delta_attend
 from zoo.ops.precision import Device, DType, accumulator
-from zoo.ops.rope import require_turned, rotate
+from zoo.ops.rope import rotate, turned_channels
 from zoo.validate import head_width, require_positive
 
 
@@ -75,8 +75,7 @@ class DeltaFormer(SequenceMixer):
         require_positive(n_heads=n_heads, d_head=d_head)
         self.n_heads = n_heads
         self.d_head = head_width(d_model, n_heads, d_head)
-        self.d_rope = self.d_head // 2 * 2 if d_rope is None else d_rope
-        require_turned(self.d_rope, self.d_head, rope_base)
+        self.d_rope = turned_channels(d_rope, self.d_head, rope_base)
         self.rope_base = rope_base
         self.qkv_proj = nn.Linear(d_model, 3 * n_heads * self.d_head, bias=False)
         self.beta_proj = nn.Linear(d_model, n_heads)

@@ -39,8 +39,8 @@ class DiagonalSSM(SequenceMixer):
 
     State. h: d_state real numbers, or d_state / 2 complex ones, at least float32. It does not grow.
 
-    Interaction rank. min(d_state + 1, seq_len, d_model^2); the one is D's. Many slow or real poles read lower: their
-    lag operators are nearly dependent: `heads_needed` is more informative than the rank.
+    Interaction rank. min(d_state + 1, seq_len, d_model^2); the one is D's. Many slow or real poles read lower, since
+    their lag operators are nearly dependent; `heads_needed` then says more than the rank.
 
     Source. s4d_lin of Gu et al. 2206.11893, ring and lru of Orvieto et al. 2303.06349. Poles, step sizes (log-uniform
     between dt_min and dt_max in s4d_lin) and gains are those of the papers; B and C (normal, of variance 1 / d_model

@@ -15,7 +15,7 @@ from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
 from zoo.ops.attention import attend, grow_cache, settle_cache
 from zoo.ops.precision import Device, DType, accumulator
-from zoo.ops.rope import require_turned, rotate
+from zoo.ops.rope import rotate, turned_channels
 from zoo.validate import require_positive
 
 LAMBDA_STD = 0.1
@@ -89,8 +89,7 @@ class DifferentialAttention(SequenceMixer):
                 f"d_model={d_model} is not divisible by twice n_heads={n_heads}; choose a divisor or give d_head"
             )
         self.n_heads, self.d_head, self.depth = n_heads, d_head or d_model // (2 * n_heads), depth
-        self.d_rope = self.d_head // 2 * 2 if d_rope is None else d_rope
-        require_turned(self.d_rope, self.d_head, rope_base)
+        self.d_rope = turned_channels(d_rope, self.d_head, rope_base)
         self.rope_base = rope_base
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * depth)
         self.d_inner = 2 * n_heads * self.d_head

@@ -13,7 +13,7 @@ from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
 from zoo.ops.attention import attend, grow_cache, settle_cache
 from zoo.ops.precision import Device, DType
-from zoo.ops.rope import require_turned, rotate
+from zoo.ops.rope import rotate, turned_channels
 from zoo.validate import head_width, require_choice, require_positive, shared_heads
 
 Gate = Literal["head", "channel"]
@@ -81,8 +81,8 @@ class GatedAttention(SequenceMixer):
         self.n_heads, self.gate = n_heads, gate
         self.d_head = head_width(d_model, n_heads, d_head)
         self.n_kv_heads = shared_heads(n_heads, n_kv_heads)
-        self.d_rope = max(2, self.d_head // 8 * 2) if d_rope is None else d_rope
-        require_turned(self.d_rope, self.d_head, rope_base)
+        d_rope = max(2, self.d_head // 8 * 2) if d_rope is None else d_rope
+        self.d_rope = turned_channels(d_rope, self.d_head, rope_base)
         self.rope_base = rope_base
         self.widths = (n_heads * self.d_head, self.n_kv_heads * self.d_head, self.n_kv_heads * self.d_head)
         self.qkv_proj = nn.Linear(d_model, sum(self.widths), bias=False)

@@ -15,7 +15,7 @@ from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
 from zoo.ops.attention import attend, grow_cache, settle_cache, softmax_freedom
 from zoo.ops.precision import Device, DType
-from zoo.ops.rope import complete_scaling, require_turned, rotate
+from zoo.ops.rope import complete_scaling, rotate, turned_channels
 from zoo.validate import head_width, require_choice, require_positive
 
 NORM_EPS = 1e-6
@@ -92,7 +92,7 @@ class LatentAttention(SequenceMixer):
         self.d_rope = max(2, self.d_head // 4 * 2) if d_rope is None else d_rope
         if isinstance(d_rope, bool) or not isinstance(self.d_rope, int) or self.d_rope < 0 or self.d_rope % 2:
             raise ValueError(f"d_rope must be an even number of at least 0, got {d_rope!r}")
-        require_turned(self.d_rope, self.d_rope, rope_base)
+        turned_channels(self.d_rope, self.d_rope, rope_base)
         require_choice("position", position, Position)
         self.position = position
         self.rope_scaling = None if rope_scaling is None else complete_scaling(rope_scaling, self.d_rope)

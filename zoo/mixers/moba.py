@@ -13,7 +13,7 @@ from zoo.contract import SequenceMixer
 from zoo.ops.attention import grow_cache, settle_cache, shared_values_rank, softmax_freedom
 from zoo.ops.blocks import attend_to_best_blocks, by_position
 from zoo.ops.precision import Device, DType
-from zoo.ops.rope import require_turned, rotate
+from zoo.ops.rope import rotate, turned_channels
 from zoo.validate import head_width, require_positive, shared_heads
 
 
@@ -82,8 +82,7 @@ class BlockAttention(SequenceMixer):
         self.n_heads, self.block_size, self.top_k = n_heads, block_size, top_k
         self.d_head = head_width(d_model, n_heads, d_head)
         self.n_kv_heads = shared_heads(n_heads, n_kv_heads)
-        self.d_rope = self.d_head // 2 * 2 if d_rope is None else d_rope
-        require_turned(self.d_rope, self.d_head, rope_base)
+        self.d_rope = turned_channels(d_rope, self.d_head, rope_base)
         self.rope_base = rope_base
         self.widths = (n_heads * self.d_head, self.n_kv_heads * self.d_head, self.n_kv_heads * self.d_head)
         self.qkv_proj = nn.Linear(d_model, sum(self.widths), bias=False)
@@ -99,10 +98,8 @@ class BlockAttention(SequenceMixer):
         return shared_values_rank(self.n_heads, self.n_kv_heads, self.d_model, self.d_head, free)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> BlockAttentionState:
-        keys, values = (
-            torch.empty(batch_size, self.n_kv_heads, 0, self.d_head, dtype=dtype, device=device) for _ in range(2)
-        )
-        return BlockAttentionState(keys, values, torch.zeros(batch_size, dtype=torch.int64, device=device))
+        slots = torch.zeros(batch_size, self.n_kv_heads, 0, self.d_head, dtype=dtype, device=device)
+        return BlockAttentionState(slots, slots.clone(), torch.zeros(batch_size, dtype=torch.int64, device=device))
 
     def mix(self, x: Tensor, state: BlockAttentionState, lengths: Tensor | None) -> tuple[Tensor, BlockAttentionState]:
         seq_len = x.shape[1]

@@ -14,7 +14,7 @@ from zoo.contract import SequenceMixer
 from zoo.ops.attention import grow_cache, settle_cache, shared_values_rank
 from zoo.ops.blocks import attend_to_means_and_blocks, by_position
 from zoo.ops.precision import Device, DType
-from zoo.ops.rope import require_turned, rotate
+from zoo.ops.rope import rotate, turned_channels
 from zoo.ops.sliding import sliding_attend
 from zoo.validate import head_width, require_positive, shared_heads
 
@@ -94,8 +94,7 @@ class NativeSparseAttention(SequenceMixer):
         self.n_heads, self.block_size, self.top_k, self.window = n_heads, block_size, top_k, window
         self.d_head = head_width(d_model, n_heads, d_head)
         self.n_kv_heads = shared_heads(n_heads, n_kv_heads)
-        self.d_rope = self.d_head // 2 * 2 if d_rope is None else d_rope
-        require_turned(self.d_rope, self.d_head, rope_base)
+        self.d_rope = turned_channels(d_rope, self.d_head, rope_base)
         self.rope_base = rope_base
         self.widths = (n_heads * self.d_head, self.n_kv_heads * self.d_head, self.n_kv_heads * self.d_head)
         self.qkv_proj = nn.Linear(d_model, sum(self.widths), bias=False)
@@ -108,10 +107,8 @@ class NativeSparseAttention(SequenceMixer):
         return shared_values_rank(self.n_heads, self.n_kv_heads, self.d_model, self.d_head, free)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> NativeSparseState:
-        keys, values = (
-            torch.empty(batch_size, self.n_kv_heads, 0, self.d_head, dtype=dtype, device=device) for _ in range(2)
-        )
-        return NativeSparseState(keys, values, torch.zeros(batch_size, dtype=torch.int64, device=device))
+        slots = torch.zeros(batch_size, self.n_kv_heads, 0, self.d_head, dtype=dtype, device=device)
+        return NativeSparseState(slots, slots.clone(), torch.zeros(batch_size, dtype=torch.int64, device=device))
 
     def mix(self, x: Tensor, state: NativeSparseState, lengths: Tensor | None) -> tuple[Tensor, NativeSparseState]:
         seq_len, past = x.shape[1], state.keys.shape[2]

@@ -12,7 +12,7 @@ from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
 from zoo.ops.attention import alibi_slopes, grow_cache, settle_cache, shared_values_rank, softmax_freedom
 from zoo.ops.precision import Device, DType
-from zoo.ops.rope import require_pairs, require_turned, rotate
+from zoo.ops.rope import require_pairs, rotate, turned_channels
 from zoo.ops.sliding import sliding_attend
 from zoo.validate import head_width, require_choice, require_positive, shared_heads
 
@@ -84,8 +84,7 @@ class SlidingAttention(SequenceMixer):
             require_pairs(self.d_head)
         elif d_rope is not None:
             raise ValueError(f"d_rope needs position rope, got {position!r}")
-        self.d_rope, self.rope_base = self.d_head // 2 * 2 if d_rope is None else d_rope, rope_base
-        require_turned(self.d_rope, self.d_head, rope_base)
+        self.d_rope, self.rope_base = turned_channels(d_rope, self.d_head, rope_base), rope_base
         self.widths = (n_heads * self.d_head, self.n_kv_heads * self.d_head, self.n_kv_heads * self.d_head)
         self.qkv_proj = nn.Linear(d_model, sum(self.widths), bias=False)
         self.out_proj = nn.Linear(self.widths[0], d_model, bias=out_bias)

@@ -58,12 +58,20 @@ def rotate(
     return torch.cat((torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin)), dim=-1)
 
 
-def require_turned(d_rope: int, d_head: int, base: float) -> None:
-    """Raise ValueError unless `rotate` can turn d_rope of a head's channels by wavelengths that are powers of base."""
+def turned_channels(d_rope: int | None, d_head: int, base: float) -> int:
+    """Return how many of a head's channels `rotate` turns: all that make pairs, unless d_rope is given.
+
+    Raises:
+        ValueError: d_rope is no even number up to d_head, or base, whose powers are the wavelengths, is no finite
+            number above 1.
+    """
+    if d_rope is None:
+        d_rope = d_head // 2 * 2
     if isinstance(d_rope, bool) or not isinstance(d_rope, int) or d_rope % 2 or not 0 <= d_rope <= d_head:
         raise ValueError(f"d_rope must be an even number from 0 to d_head={d_head}, got {d_rope!r}")
     if not 1 < base < math.inf:
         raise ValueError(f"rope_base must be above 1 and finite, got {base}")
+    return d_rope
 
 
 def frequencies(

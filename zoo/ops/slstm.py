@@ -179,32 +179,14 @@ def _(u: Tensor, recurrent: Tensor, h: Tensor, c: Tensor, n: Tensor, m: Tensor, 
     schema="(Tensor y, Tensor h, Tensor c, Tensor n, Tensor m, Tensor u, Tensor recurrent, Tensor states,"
     " Tensor? valid) -> (Tensor, Tensor, Tensor)",
 )
-def _states_backward(
-    y: Tensor,
-    h: Tensor,
-    c: Tensor,
-    n: Tensor,
-    m: Tensor,
-    u: Tensor,
-    recurrent: Tensor,
-    states: Tensor,
-    valid: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _states_backward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
     from zoo.ops import slstm_triton
 
-    return slstm_triton.backward((y, h, c, n, m), u, recurrent, states, valid)
+    *grads, u, recurrent, states, valid = given
+    return slstm_triton.backward(grads, u, recurrent, states, valid)
 
 
 @_states_backward.register_fake
-def _(
-    y: Tensor,
-    h: Tensor,
-    c: Tensor,
-    n: Tensor,
-    m: Tensor,
-    u: Tensor,
-    recurrent: Tensor,
-    states: Tensor,
-    valid: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    _, h, *_, u, recurrent, states, _ = given
     return u.new_empty(u.shape), recurrent.new_empty(recurrent.shape), states.new_empty(4, *h.shape)

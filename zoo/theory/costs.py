@@ -36,7 +36,6 @@ def complexity(
     batch_size: int = 1,
     repeats: int = 5,
     d_in: int | None = None,
-    generator: torch.Generator | None = None,
 ) -> Complexity:
     """Measure time and memory of a forward and a backward pass, fitted as c * length^exponent.
 
@@ -50,10 +49,9 @@ def complexity(
     Args:
         layer: any sequence map (batch, seq, d_in) -> (batch, seq, d_out); of a backbone, from embeddings.
         lengths: at least two, all different, from 2 on; if fixed costs dominate, the exponent of time comes out low.
-        batch_size: rows of the input, standard normal.
+        batch_size: rows of the input, standard normal, seed 0.
         repeats: timed runs per length, after the one whose memory is counted.
         d_in: width of the input; default the layer's d_model.
-        generator: source of the input, on the CPU; default seed 0.
 
     Raises:
         ValueError: fewer than two different lengths, one below 2, other sizes that are not positive, no d_in and a
@@ -61,13 +59,13 @@ def complexity(
     """
     require_positive(batch_size=batch_size, repeats=repeats, d_in=d_in)
     check_lengths(lengths)
-    inputs = [_draw(layer, batch_size, length, d_in, generator) for length in lengths]
+    inputs = [_draw(layer, batch_size, length, d_in) for length in lengths]
     held = [_held_bytes(layer, x) for x in inputs]
     grown = [whole - _held_bytes(layer, x[:, : x.shape[1] // 2]) for whole, x in zip(held, inputs, strict=True)]
     seconds = [[_seconds(layer, x) for x in inputs] for _ in range(repeats)]
     medians = torch.tensor(seconds, dtype=torch.float64).quantile(0.5, dim=0).tolist()
-    memory_exponent = _exponent(lengths, grown) if min(grown) > 0 else 0.0
-    return Complexity(_exponent(lengths, medians), memory_exponent, tuple(lengths), tuple(medians), tuple(held))
+    memory_exponent = exponent(lengths, grown) if min(grown) > 0 else 0.0
+    return Complexity(exponent(lengths, medians), memory_exponent, tuple(lengths), tuple(medians), tuple(held))
 
 
 def check_lengths(lengths: Sequence[int]) -> None:
@@ -78,11 +76,7 @@ def check_lengths(lengths: Sequence[int]) -> None:
 
 def input_dependence(
     layer: nn.Module,
-    x: Float[Tensor, "batch seq d_in"] | None = None,
-    *,
-    seq_len: int = 32,
-    n_inputs: int = 4,
-    generator: torch.Generator | None = None,
+    x: Float[Tensor, "batch seq d_in"],
 ) -> float:
     """Measure how the operator moves between inputs: mean of ||W - W'||_F / sqrt((||W||^2 + ||W'||^2) / 2) over pairs.
 
@@ -91,15 +85,11 @@ def input_dependence(
 
     Args:
         layer: any layer that `interaction` takes.
-        x: the inputs, at least two; by default `n_inputs` standard normal ones of `seq_len` positions.
-        seq_len, n_inputs, generator: of the drawn inputs; seed 0 when no generator is given.
+        x: the inputs, at least two.
 
     Raises:
         OperatorError, ValueError: see `interaction`; also fewer than two inputs, or an operator that is zero.
     """
-    if x is None:
-        require_positive(n_inputs=n_inputs, seq_len=seq_len)
-        x = _draw(layer, n_inputs, seq_len, None, generator)
     if len(x) < 2:
         raise ValueError(f"input dependence compares at least two inputs, got {len(x)}")
     first, second = torch.tensor(list(itertools.combinations(range(len(x)), 2)), device=x.device).unbind(1)
@@ -116,11 +106,8 @@ def input_dependence(
     return float((moved / ((energy[first] + energy[second]) / 2)).sqrt().mean())
 
 
-def _draw(
-    layer: nn.Module, batch_size: int, seq_len: int, d_in: int | None, generator: torch.Generator | None
-) -> Float[Tensor, "batch seq d_in"]:
-    source = torch.Generator().manual_seed(0) if generator is None else generator
-    x = draw_input(layer, batch_size, seq_len, source, "the input or its width", d_in)
+def _draw(layer: nn.Module, batch_size: int, seq_len: int, d_in: int | None) -> Float[Tensor, "batch seq d_in"]:
+    x = draw_input(layer, batch_size, seq_len, torch.Generator().manual_seed(0), "d_in", d_in)
     check_input(layer, x)
     return x
 
@@ -169,6 +156,6 @@ def _wait(x: Tensor) -> None:
         torch.cuda.synchronize(x.device)
 
 
-def _exponent(lengths: Sequence[int], costs: Sequence[int] | Sequence[float]) -> float:
+def exponent(lengths: Sequence[int], costs: Sequence[int] | Sequence[float]) -> float:
     """Fit the slope of log cost on log length, by least squares."""
     return statistics.linear_regression([*map(math.log, lengths)], [*map(math.log, costs)]).slope
