@@ -22,10 +22,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.page import describe_machine, replace_in_page  # noqa: E402
+from benchmarks.page import describe_machine  # noqa: E402
 from benchmarks.timing import finished  # noqa: E402
 from zoo.report.files import write_atomically  # noqa: E402
-from zoo.report.markdown import table  # noqa: E402
+from zoo.report.markdown import replace_part, table  # noqa: E402
 
 TABLE = ROOT / "benchmarks" / "first_run.md"
 README = ROOT / "README.md"
@@ -98,7 +98,7 @@ def main() -> None:
     # A figure that other work has spoilt says so by itself.
     measured = describe_machine() + (f", beside other work at a load of {load:.1f}" if load > 0.5 else "")
     write_atomically(TABLE, render(runs, measured))
-    replace_in_page(README, "first run", summary(runs, measured))
+    write_atomically(README, replace_part(README.read_text(encoding="utf-8"), "first run", summary(runs, measured)))
 
 
 if __name__ == "__main__":

@@ -5,11 +5,9 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from zoo.report import machine, markdown
-from zoo.report.files import write_atomically
 from zoo.report.numbers import number
 
 Cell = str | float | int | None
@@ -65,11 +63,6 @@ class Section:
 def describe_machine() -> str:
     """Return processor, cores, Python, torch and date in one phrase: where every committed number was measured."""
     return f"{machine.describe_machine()}, {datetime.datetime.now(datetime.UTC).date()}"
-
-
-def replace_in_page(page: Path, name: str, part: str) -> None:
-    """Write another part between the marks `<!-- name -->` and `<!-- /name -->` of a page."""
-    write_atomically(page, markdown.replace_part(page.read_text(encoding="utf-8"), name, part))
 
 
 def show(cell: Cell) -> str:

@@ -35,6 +35,7 @@ from zoo.backbone import Backbone
 from zoo.ops import selective_scan
 from zoo.registry import MIXERS, mixer_class
 from zoo.report import plots
+from zoo.report.files import write_atomically
 from zoo.theory import costs
 from zoo.threads import threads
 
@@ -449,7 +450,7 @@ def _scaling_figure(lengths: tuple[int, ...], times: dict[str, list[float]]) -> 
     plots.name_lines(axes)
     target = ROOT / "docs" / "figures" / "scaling.png"
     if len(times) > 2:  # the smoke test leaves the published figure alone
-        plots.save_png(figure, target)
+        write_atomically(target, plots.as_png(figure))
     return "figures/scaling.png"
 
 

@@ -34,7 +34,10 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if argv[0] not in VERBS:
         return fail("lab", unknown("verb", argv[0], VERBS), 2)
-    return VERBS[argv[0]](argv[1:])
+    try:
+        return VERBS[argv[0]](argv[1:])
+    except (ValueError, ImportError, OSError) as error:
+        return fail(f"lab {argv[0]}", error, 2)
 
 
 if __name__ == "__main__":

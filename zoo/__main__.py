@@ -439,7 +439,8 @@ def _figure(arguments: argparse.Namespace) -> int:
         raise UsageError(f"figure {arguments.name} has no --{'steps' if gradients else 'mixer'}")
     names = [MIXERS.check(name) for name in arguments.mixer or FIGURE_MIXERS]
     _check_report()
-    from zoo.report.plots import save_png
+    from zoo.report.files import write_all
+    from zoo.report.plots import as_png
     from zoo.theory import figures, measure
     from zoo.theory.claims import page
 
@@ -457,7 +458,7 @@ def _figure(arguments: argparse.Namespace) -> int:
             advance(f"measuring {arguments.name}")
             draw = page.staircase_figure if arguments.name == "staircase" else page.gradient_figure
             picture = draw(settings=settings)
-    _print_files([save_png(picture, arguments.out or Path(f"{arguments.name}.png"))])
+    _print_files(write_all("", {str(arguments.out or f"{arguments.name}.png"): as_png(picture)}))
     return 0
 
 

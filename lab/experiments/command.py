@@ -16,7 +16,7 @@ from lab.experiments.rows import read_rows
 from lab.experiments.spec import ROOT, list_specs, read_spec
 from zoo.evidence import Prediction, Verdict, exit_status
 from zoo.report.files import as_json, write_all
-from zoo.report.terminal import fail, listing, make_console
+from zoo.report.terminal import listing, make_console
 
 PAGE, STORED = "results.md", "results.json"
 HELP = """\
@@ -58,40 +58,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     verdicts: list[Verdict] = []
     files: dict[str, str | bytes] = {}
     not_run: list[str] = []
-    try:
-        specs = [read_spec(name, arguments.setting) for name in names]
-        records: dict[str, Record] = read_records(arguments.out / STORED)
-        for spec in specs:
-            stored, kept = records.get(spec.name, {}), f"results/{spec.name}.csv"
-            if arguments.predict:
-                if "predicted" not in stored:
-                    check_power(spec)
-                records[spec.name] = register(spec, stored)
-                continue
-            try:
-                listed = read_listed(spec, arguments.run_dir, arguments.out / kept, stored)
-            except NoRunsError:
-                if arguments.names:
-                    raise
-                not_run.append(spec.name)
-                continue
-            rows = read_rows(listed.text, spec.experiment.fixed) if listed.text else []
-            recorded = {} if listed.fresh else {check["quantity"]: check for check in stored["checks"]}
-            evidence = replace(judge(spec, rows, recorded), missing=listed.missing)
-            claim = Prediction(spec.name, spec.experiment.prediction, spec.source, spec.refuted_by)
-            verdicts.append(Verdict(claim, evidence, claim.judge(evidence), listed.origin["seconds"]))
-            records[spec.name] = record(spec, verdicts[-1], listed, stored)
-            if listed.fresh and rows:
-                files[kept] = listed.text
-            if drawn := figure(spec, rows):
-                files[f"figures/results_{spec.name}.png"] = drawn
-        if not_run == names:
-            raise NoRunsError(f"no runs of any experiment in {arguments.run_dir}: make them as `--help` shows")
-        ordered = {name: records[name] for name in questions if name in records}
-        files = {PAGE: Pages(ordered).render(f"{PAGE}.j2"), STORED: as_json(ordered)} | files
-        written = write_all(arguments.out, files)
-    except (ValueError, ImportError, OSError) as error:
-        return fail("lab experiments", error, 2)
+    specs = [read_spec(name, arguments.setting) for name in names]
+    records: dict[str, Record] = read_records(arguments.out / STORED)
+    for spec in specs:
+        stored, kept = records.get(spec.name, {}), f"results/{spec.name}.csv"
+        if arguments.predict:
+            if "predicted" not in stored:
+                check_power(spec)
+            records[spec.name] = register(spec, stored)
+            continue
+        try:
+            listed = read_listed(spec, arguments.run_dir, arguments.out / kept, stored)
+        except NoRunsError:
+            if arguments.names:
+                raise
+            not_run.append(spec.name)
+            continue
+        rows = read_rows(listed.text, spec.experiment.fixed) if listed.text else []
+        recorded = {} if listed.fresh else {check["quantity"]: check for check in stored["checks"]}
+        evidence = replace(judge(spec, rows, recorded), missing=listed.missing)
+        claim = Prediction(spec.name, spec.experiment.prediction, spec.source, spec.refuted_by)
+        verdicts.append(Verdict(claim, evidence, claim.judge(evidence), listed.origin["seconds"]))
+        records[spec.name] = record(spec, verdicts[-1], listed, stored)
+        if listed.fresh and rows:
+            files[kept] = listed.text
+        if drawn := figure(spec, rows):
+            files[f"figures/results_{spec.name}.png"] = drawn
+    if not_run == names:
+        raise NoRunsError(f"no runs of any experiment in {arguments.run_dir}: make them as `--help` shows")
+    ordered = {name: records[name] for name in questions if name in records}
+    files = {PAGE: Pages(ordered).render(f"{PAGE}.j2"), STORED: as_json(ordered)} | files
+    written = write_all(arguments.out, files)
     if verdicts:
         make_console().print(verdict_table(verdicts))
     for file in written:
@@ -102,19 +99,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def render(argv: Sequence[str] | None = None) -> int:
-    """Render the pages that have numbers from records; return 0, or 2 for a placeholder without a record."""
+    """Render the pages that have numbers from records; return 0.
+
+    Raises:
+        ValueError: a placeholder without a record.
+    """
     parser = argparse.ArgumentParser(
         "python -m lab pages",
         description="Render README.md's findings and docs/{findings,results,choosing,papers}.md from their records.",
     )
     parser.parse_args(argv)
-    try:
-        docs = ROOT / "docs"
-        files = pages(read_records(docs / STORED))
-        files["docs/papers.md"] = papers_page(read_records(docs / "papers.json"))
-        written = write_all(ROOT, files)
-    except (ValueError, ImportError, OSError) as error:
-        return fail("lab pages", error, 2)
+    docs = ROOT / "docs"
+    files = pages(read_records(docs / STORED))
+    files["docs/papers.md"] = papers_page(read_records(docs / "papers.json"))
+    written = write_all(ROOT, files)
     for file in written:
         print(file)
     return 0

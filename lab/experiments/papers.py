@@ -21,7 +21,7 @@ from zoo.evidence import Check, paired, within
 from zoo.evidence.page import check_record, read_check
 from zoo.report.files import as_json, finite, write_all
 from zoo.report.numbers import number
-from zoo.report.terminal import fail, listing, make_console, make_table
+from zoo.report.terminal import listing, make_console, make_table
 
 PAPERS = ROOT / "configs" / "paper"
 CELL_KEYS = ("value", "spread")
@@ -187,24 +187,21 @@ def main(argv: Sequence[str]) -> int:
     if arguments.name is None:
         print("\n".join(listing(list_papers(), "")))
         return 0
-    try:
-        paper = read_paper(arguments.name, arguments.setting)
-        flags = ["--setting", str(paper.experiment.setting), "--run_dir", str(arguments.run_dir)]
-        flags += ["--slots", arguments.slots] if arguments.slots else []
-        status = sweep([str(PAPERS / f"{paper.name}.yaml"), *flags])
-        if status == 2:
-            return status
-        records, kept = read_records(arguments.out / STORED), f"papers/{paper.name}.csv"
-        listed = read_listed(paper, arguments.run_dir, arguments.out / kept, {})
-        rows = read_rows(listed.text, paper.experiment.fixed) if listed.text else []
-        checks = {cell.name: cell.compare(rows) for cell in published_cells(paper)}
-        measured = [check_record(check) for check in checks.values() if check.seeds]
-        setting = {"setting": paper.experiment.setting, "missing": listed.missing}
-        records[paper.name] = finite({**setting, **listed.origin, "checks": measured})
-        files = {STORED: as_json(records), PAGE: papers_page(records)} | ({kept: listed.text} if rows else {})
-        written = write_all(arguments.out, files)
-    except (ValueError, ImportError, OSError) as error:
-        return fail(PROGRAM, error, 2)
+    paper = read_paper(arguments.name, arguments.setting)
+    flags = ["--setting", str(paper.experiment.setting), "--run_dir", str(arguments.run_dir)]
+    flags += ["--slots", arguments.slots] if arguments.slots else []
+    status = sweep([str(PAPERS / f"{paper.name}.yaml"), *flags])
+    if status == 2:
+        return status
+    records, kept = read_records(arguments.out / STORED), f"papers/{paper.name}.csv"
+    listed = read_listed(paper, arguments.run_dir, arguments.out / kept, {})
+    rows = read_rows(listed.text, paper.experiment.fixed) if listed.text else []
+    checks = {cell.name: cell.compare(rows) for cell in published_cells(paper)}
+    measured = [check_record(check) for check in checks.values() if check.seeds]
+    setting = {"setting": paper.experiment.setting, "missing": listed.missing}
+    records[paper.name] = finite({**setting, **listed.origin, "checks": measured})
+    files = {STORED: as_json(records), PAGE: papers_page(records)} | ({kept: listed.text} if rows else {})
+    written = write_all(arguments.out, files)
     for title, lines in tables(paper, checks).items():
         make_console().print(make_table(HEADINGS, lines, "lrrrl", title=title))
     for file in written:

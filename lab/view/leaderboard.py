@@ -46,7 +46,7 @@ from zoo.report.files import as_json, read_json, write_all
 from zoo.report.numbers import count, duration
 from zoo.report.page import LISTED, Column, Section, as_markdown, render
 from zoo.report.plots import as_png, look_of
-from zoo.report.terminal import Parser, fail, make_console, make_table, say
+from zoo.report.terminal import Parser, make_console, make_table, say
 from zoo.signals import CTRL_C, SCHEDULER, handled
 
 PROGRAM = "lab leaderboard"
@@ -106,40 +106,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--out", type=Path, metavar="DIR", help="folder of the pages; default that of --run_dir")
     add("--dry_run", action="store_true", help="list the missing cells and stop")
     began, stop, failed = time.monotonic(), Stop(), 0
-    try:
-        given, console = parser.parse_args(argv), make_console()
-        cells = read_cells(given.mixers, given.tasks, given.seeds)
-        board = Board(given.out or given.run_dir)
-        todo = list(in_order(cells, board.records))
-        say(console, f"{count(len(cells) - len(todo), 'cell')} done, {len(todo)} to do")
-        if given.dry_run:
-            rows = [(cell.task, cell.mixer, ", ".join(map(str, cell.missing(board.get(cell))))) for cell in todo]
-            console.print(make_table(("task", "mixer", "seeds to run"), rows, "lll"))
-            return 0
-        request = Request(run_dir=given.run_dir, slots=given.slots)
-        # Ctrl-C, or a scheduler, asks the runs to save and stop; a second signal kills them.
-        with handled((CTRL_C, *SCHEDULER), lambda *_: stop.ask()):
-            for at, cell in enumerate(todo, 1):
-                minutes = (time.monotonic() - began) / 60
-                if given.budget_minutes is not None and minutes >= given.budget_minutes:
-                    say(console, f"{minutes:.1f} minutes are spent: {count(len(todo) - at + 1, 'cell')} left")
-                    break
-                say(console, f"cell {at} of {len(todo)} after {duration(60 * minutes)}: {cell.mixer} on {cell.task}")
-                try:
-                    record = run_cell(cell, board.get(cell), request, stop)
-                except UsageError as error:
-                    record = None
-                    say(console, f"{cell.mixer} on {cell.task}: {error}", "red")
-                if record is not None:
-                    board.merge(record)
-                if stop.soft.is_set():
-                    print(f"{PROGRAM}: stopped; run the same command to resume", file=sys.stderr)
-                    return 130
-                failed += record is None or bool(cell.missing(record))
-        for file in board.write():
-            say(console, str(file))
-    except (ValueError, ImportError, OSError) as error:
-        return fail(PROGRAM, error, 2)
+    given, console = parser.parse_args(argv), make_console()
+    cells = read_cells(given.mixers, given.tasks, given.seeds)
+    board = Board(given.out or given.run_dir)
+    todo = list(in_order(cells, board.records))
+    say(console, f"{count(len(cells) - len(todo), 'cell')} done, {len(todo)} to do")
+    if given.dry_run:
+        rows = [(cell.task, cell.mixer, ", ".join(map(str, cell.missing(board.get(cell))))) for cell in todo]
+        console.print(make_table(("task", "mixer", "seeds to run"), rows, "lll"))
+        return 0
+    request = Request(run_dir=given.run_dir, slots=given.slots)
+    # Ctrl-C, or a scheduler, asks the runs to save and stop; a second signal kills them.
+    with handled((CTRL_C, *SCHEDULER), lambda *_: stop.ask()):
+        for at, cell in enumerate(todo, 1):
+            minutes = (time.monotonic() - began) / 60
+            if given.budget_minutes is not None and minutes >= given.budget_minutes:
+                say(console, f"{minutes:.1f} minutes are spent: {count(len(todo) - at + 1, 'cell')} left")
+                break
+            say(console, f"cell {at} of {len(todo)} after {duration(60 * minutes)}: {cell.mixer} on {cell.task}")
+            try:
+                record = run_cell(cell, board.get(cell), request, stop)
+            except UsageError as error:
+                record = None
+                say(console, f"{cell.mixer} on {cell.task}: {error}", "red")
+            if record is not None:
+                board.merge(record)
+            if stop.soft.is_set():
+                print(f"{PROGRAM}: stopped; run the same command to resume", file=sys.stderr)
+                return 130
+            failed += record is None or bool(cell.missing(record))
+    for file in board.write():
+        say(console, str(file))
     if failed:
         say(console, f"{count(failed, 'cell')} failed: see {given.run_dir}", "red")
     return 1 if failed else 0

@@ -143,7 +143,7 @@ def test_a_prediction_that_could_not_be_decided_is_not_registered(
 ) -> None:
     for n_seeds, has_power in zip((5, 8), enough, strict=True):
         write(folder, f"{SMALL.replace('0-4', f'0-{n_seeds - 1}')}\nchecks: {json.dumps({'lead': check})}")
-        status = command.main(["own", "--predict", "--out", str(folder)])
+        status = application.main(["experiments", "own", "--predict", "--out", str(folder)])
         (folder / "results.json").unlink(missing_ok=True)
         assert status == (0 if has_power else 2), capsys.readouterr()
 
@@ -348,7 +348,7 @@ def test_every_setting_means_runs_that_train_takes_and_checks_are_about_them(
 )
 def test_a_bad_file_is_one_line(text: str, key: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(folder, f"{SMALL}\n{text}")
-    assert command.main(["own", "--out", str(folder / "out")]) == 2
+    assert application.main(["experiments", "own", "--out", str(folder / "out")]) == 2
     assert key in error_line(capsys, "lab experiments")
 
 
@@ -365,7 +365,7 @@ def test_a_bad_file_is_one_line(text: str, key: str, folder: Path, capsys: pytes
 def test_a_bad_command_is_one_line(
     argv: list[str], key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main([*argv, "--run_dir", str(tmp_path), "--out", str(tmp_path)]) == 2
+    assert application.main(["experiments", *argv, "--run_dir", str(tmp_path), "--out", str(tmp_path)]) == 2
     assert key in error_line(capsys, "lab experiments")
     assert list(tmp_path.iterdir()) == []
 
@@ -534,7 +534,7 @@ def test_a_published_score_is_compared_with_ours(paper: Path) -> None:
 def test_a_paper_that_is_not_there_is_one_line(
     argv: list[str], key: str, paper: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert papers.main([*argv, "--out", str(paper / "out")]) == 2
+    assert application.main(["reproduce", *argv, "--out", str(paper / "out")]) == 2
     assert key in error_line(capsys, "lab reproduce")
     assert not (paper / "out").exists()
 

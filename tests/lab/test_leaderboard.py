@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
+from lab import __main__ as application
 from lab.run.identity import deciding_options
 from lab.sweep.experiment import read_experiment
 from lab.view import leaderboard
@@ -185,7 +186,7 @@ def test_a_bad_command_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--seeds", "0"], "--seeds"),
         (["--fast"], "--fast"),
     ):
-        assert leaderboard.main([*argv, "--dry_run"]) == 2
+        assert application.main(["leaderboard", *argv, "--dry_run"]) == 2
         assert named in error_line(capsys, "lab leaderboard")
 
 

@@ -42,7 +42,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "q_lora_rank": (None, 4),
     "qk_dim_factor": (0.5, 1.0),
     "routed_scaling_factor": (1.0, 2.5),
-    "rope_interleave": (True, False),
     "tie_word_embeddings": (True, False),
     "vocab_size": (19, 33),
 }

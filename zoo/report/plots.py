@@ -10,12 +10,10 @@ import io
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from zoo.extras import require_extra
-from zoo.report.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -260,15 +258,3 @@ def as_image(figure: Figure, kind: str) -> bytes:
     with require_extra("matplotlib").rc_context(settings):
         figure.savefig(content, format=kind, metadata=KINDS[kind])
     return content.getvalue()
-
-
-def save_png(figure: Figure, path: str | Path) -> Path:
-    """Write a PNG, whole or not at all; the folder is made.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, as_png(figure))
-    return path
