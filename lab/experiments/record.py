@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,7 +82,8 @@ def _read_sweep(spec: Spec, folder: Path) -> Listed:
         "machine": "; ".join(dict.fromkeys(map(machine_of, environments))),
         "dates": sorted({mark["finished"][:10] for mark in marks}),
         "commits": sorted({str(environment["git"])[:9] for environment in environments}),
-        "command": f"python {index['command']}",  # with the flags that were laid over the file
+        # With the flags that were laid over the file, but not where the runs lay.
+        "command": re.sub(r" --run_dir \S+", "", f"python {index['command']}"),
         "seconds": sum((mark["seconds"] for mark in marks), 0.0),
         "trial_seconds": sum((stage.get("seconds") or 0.0 for stage in stages), 0.0),
         "saved": _saved(runs),
