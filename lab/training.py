@@ -300,8 +300,13 @@ class Session:
             raise UsageError(error) from error
 
     def fit(self) -> None:
-        """Train, from the checkpoint if there is one, and make sure that a best checkpoint exists."""
+        """Train, from the checkpoint if there is one, and make sure that a best checkpoint exists.
+
+        Raises:
+            UsageError: what Lightning refuses only now, such as a share of the batches that is less than one.
+        """
         import torch
+        from lightning.fabric.utilities.exceptions import MisconfigurationException
 
         if self.trainer.is_global_zero:
             resumed = "" if self.checkpoint is None else f", resumed from step {self.step} ({self.checkpoint})"
@@ -309,8 +314,11 @@ class Session:
             threads = count(torch.get_num_threads(), "thread") if device.type == "cpu" else ""
             where = f"on {device}{f' ({threads})' if threads else ''}{resumed}"
             print(f"{self.folder.path}: {self.n_params:,} parameters {where}", flush=True)
-        with _ctrl_c():
-            self.trainer.fit(self.model, self.data, ckpt_path=self.checkpoint, weights_only=True)
+        try:
+            with _ctrl_c():
+                self.trainer.fit(self.model, self.data, ckpt_path=self.checkpoint, weights_only=True)
+        except MisconfigurationException as error:
+            raise UsageError(error) from error
         self.stopped_early = self.trainer.should_stop  # the next validation resets it
         if self.trainer.strategy.broadcast(not self.folder.best.is_file()):
             # No validation has found a better one: training ended before the first, or there is none.
