@@ -229,6 +229,17 @@ def is_first_process() -> bool:
     return getattr(rank_zero_only, "rank", 0) == 0
 
 
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Raise as a UsageError what Lightning refuses, which may come as late as the test."""
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+    try:
+        yield
+    except MisconfigurationException as error:
+        raise UsageError(error) from error
+
+
 class Session:
     """The data, model and trainer of a command; nothing is written to the run folder.
 
@@ -253,8 +264,8 @@ class Session:
         UsageError: see `run`.
     """
 
+    @_refusals()
     def __init__(self, command: Command, folder: RunFolder) -> None:
-        from lightning.fabric.utilities.exceptions import MisconfigurationException
         from lightning.pytorch.plugins import DoublePrecision
 
         from tasks.datamodule import TaskDataModule
@@ -296,17 +307,13 @@ class Session:
             data.setup("fit")
             if not command.no_test and command.stop_at is None:
                 data.setup("test")
-        except (ValueError, TypeError, MisconfigurationException) as error:
+        except (ValueError, TypeError) as error:
             raise UsageError(error) from error
 
+    @_refusals()
     def fit(self) -> None:
-        """Train, from the checkpoint if there is one, and make sure that a best checkpoint exists.
-
-        Raises:
-            UsageError: what Lightning refuses only now, such as a share of the batches that is less than one.
-        """
+        """Train, from the checkpoint if there is one, and make sure that a best checkpoint exists."""
         import torch
-        from lightning.fabric.utilities.exceptions import MisconfigurationException
 
         if self.trainer.is_global_zero:
             resumed = "" if self.checkpoint is None else f", resumed from step {self.step} ({self.checkpoint})"
@@ -314,16 +321,14 @@ class Session:
             threads = count(torch.get_num_threads(), "thread") if device.type == "cpu" else ""
             where = f"on {device}{f' ({threads})' if threads else ''}{resumed}"
             print(f"{self.folder.path}: {self.n_params:,} parameters {where}", flush=True)
-        try:
-            with _ctrl_c():
-                self.trainer.fit(self.model, self.data, ckpt_path=self.checkpoint, weights_only=True)
-        except MisconfigurationException as error:
-            raise UsageError(error) from error
+        with _ctrl_c():
+            self.trainer.fit(self.model, self.data, ckpt_path=self.checkpoint, weights_only=True)
         self.stopped_early = self.trainer.should_stop  # the next validation resets it
         if self.trainer.strategy.broadcast(not self.folder.best.is_file()):
             # No validation has found a better one: training ended before the first, or there is none.
             self.trainer.save_checkpoint(self.folder.best)
 
+    @_refusals()
     def evaluate(self, checkpoint: Path, test: bool = True, log: bool = True) -> Metrics:
         """Return a checkpoint's metrics on the validation and, by default, test splits, and the run's cost.
 

@@ -303,9 +303,13 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert not (tmp_path / "runs").exists()
 
 
-def test_what_lightning_refuses_when_it_trains_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert go(tmp_path, "--trainer.limit_train_batches", "0.001") == 2
-    assert "limit_train_batches" in error_line(capsys)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_what_lightning_refuses_later_is_one_line(
+    split: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = (f"--trainer.limit_{split}_batches", "0.001", "--trainer.enable_progress_bar", "false")
+    assert go(tmp_path, *argv) == 2
+    assert f"limit_{split}_batches" in error_line(capsys)
 
 
 def test_a_folder_of_another_run_or_that_cannot_be_written_is_refused(
