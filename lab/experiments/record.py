@@ -83,7 +83,7 @@ def _read_sweep(spec: Spec, folder: Path) -> Listed:
         "dates": sorted({mark["finished"][:10] for mark in marks}),
         "commits": sorted({str(environment["git"])[:9] for environment in environments}),
         # With the flags that were laid over the file, but not where the runs lay.
-        "command": re.sub(r" --run_dir \S+", "", f"python {index['command']}"),
+        "command": re.sub(r" --run_dir[ =]('[^']*'|\S+)", "", f"python {index['command']}"),
         "seconds": sum((mark["seconds"] for mark in marks), 0.0),
         "trial_seconds": sum((stage.get("seconds") or 0.0 for stage in stages), 0.0),
         "saved": _saved(runs),
