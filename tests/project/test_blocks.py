@@ -17,15 +17,15 @@ from tests import ROOT
 from tools import blocks
 from zoo.registry import MIXERS
 
-PAGES = {
-    path.relative_to(ROOT).as_posix(): text
+TEXTS = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-    if blocks.BLOCK.search(text := path.read_text(encoding="utf-8"))
 }
+PAGES = {page: text for page, text in TEXTS.items() if blocks.BLOCK.search(text)}
 ELSEWHERE = {
-    path.relative_to(ROOT).as_posix(): "".join(f"({code})\n" for code in codes)
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-    if (codes := re.findall(r"^```(?:shell|bash)\n(.*?)^```$", path.read_text(encoding="utf-8"), re.DOTALL | re.M))
+    page: "".join(f"({code})\n" for code in codes)
+    for page, text in TEXTS.items()
+    if (codes := re.findall(r"^```(?:shell|bash)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
 }
 SHORT = {
     "lab.training": "--trainer.max_steps 8 --trainer.accelerator cpu --batch_size 1 --task.n_train 16 --task.n_val 4 "
