@@ -74,10 +74,7 @@ def check_lengths(lengths: Sequence[int]) -> None:
         raise ValueError(f"lengths must be at least two different integers, each at least 2, got {list(lengths)}")
 
 
-def input_dependence(
-    layer: nn.Module,
-    x: Float[Tensor, "batch seq d_in"],
-) -> float:
+def input_dependence(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> float:
     """Measure how the operator moves between inputs: mean of ||W - W'||_F / sqrt((||W||^2 + ||W'||^2) / 2) over pairs.
 
     0 for a linear time-invariant layer, sqrt(2) when the operators at two inputs are orthogonal. Rows of W are read
