@@ -24,6 +24,7 @@ from tasks.data.mixture import Segment, apportion, create_segments, longest
 from tasks.data.splits import at_most, narrow_split, require_rows
 from tasks.registry import create_task, task_class
 from tasks.spec import TaskSpec
+from zoo.validate import require_seed
 
 USUAL_SIZES = {"train": 10_000, "validation": 1_000, "test": 1_000}
 """Default numbers of examples."""
@@ -70,7 +71,7 @@ class TaskDataModule(L.LightningDataModule):
 
     Raises:
         ValueError: a size below 1, a split larger than the task's data, a training split smaller than a batch, a
-            negative seed, a task or a mixture that cannot exist.
+            seed that torch does not take, a task or a mixture that cannot exist.
     """
 
     def __init__(
@@ -93,8 +94,7 @@ class TaskDataModule(L.LightningDataModule):
         for name, size in sizes.items():
             if size is not None and size < 1:
                 raise ValueError(f"{name} must be a positive integer, got {size}")
-        if seed < 0:
-            raise ValueError(f"seed must be >= 0, got {seed}")
+        require_seed(seed)
         if mixture is not None and test_lengths:
             raise ValueError("test_lengths need a task of one shape; with a mixture, name shapes in test_segments")
         if isinstance(task, Task):

@@ -19,6 +19,12 @@ def require_positive(**sizes: int | None) -> None:
             raise ValueError(f"{name} must be a positive integer, got {size!r}")
 
 
+def require_seed(seed: int) -> None:
+    """Raise ValueError for a seed that torch's generators do not take."""
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed must lie in 0..{2**63 - 1}, got {seed}")
+
+
 def require_choice(name: str, value: object, choices: Any) -> None:
     """Raise ValueError unless `value` is one of the strings of a Literal type."""
     valid = get_args(choices)

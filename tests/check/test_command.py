@@ -91,6 +91,7 @@ def test_an_adapter_of_a_file_teaches_a_protocol(
         (["lstm", "--only", ","], "choose from: causality, rows_independent"),
         (["lstm", "--d_model", "0"], "d_model must be a positive integer"),
         (["lstm", "--seq_len", "3"], "seq_len must be at least 8"),
+        (["lstm", "--seed", str(2**64)], "seed must lie in 0..9223372036854775807, got 18446744073709551616"),
         (["lstm", "--json", "no_such_folder/found.json"], "there is no folder no_such_folder"),
         (["lstm", "--json", "tests"], "tests is a folder"),
         (["lstm", "--html", "no_such_folder/found.html"], "there is no folder no_such_folder"),

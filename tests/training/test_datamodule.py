@@ -208,7 +208,7 @@ def test_a_run_of_steps_is_one_epoch_and_epochs_are_passes(
         ({"n_val": -1}, "n_val must be a positive integer, got -1"),
         ({"batch_size": 0}, "batch_size must be a positive integer, got 0"),
         ({"n_train": 4, "batch_size": 8}, "n_train must hold a batch, got n_train=4 for batch_size=8"),
-        ({"seed": -1}, "seed must be >= 0, got -1"),
+        ({"seed": -1}, "seed must lie in 0..9223372036854775807, got -1"),
     ],
 )
 def test_bad_sizes_are_one_line(tmp_path: Path, options: dict[str, int], message: str) -> None:

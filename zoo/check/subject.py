@@ -21,7 +21,7 @@ from zoo.check.outcome import NotApplicableError, describe_error, miss
 from zoo.errors import UsageError
 from zoo.registry import MIXERS, create_mixer, mixer_class
 from zoo.targets import load
-from zoo.validate import require_positive
+from zoo.validate import require_positive, require_seed
 
 
 @dataclass(eq=False)
@@ -61,6 +61,7 @@ class Subject:
 
     def __post_init__(self) -> None:
         require_positive(d_model=self.d_model, seq_len=self.seq_len)
+        require_seed(self.seed)
         if self.seq_len < 8:
             raise ValueError(f"seq_len must be at least 8, got {self.seq_len}")
         try:

@@ -43,7 +43,7 @@ from zoo.theory.layers import layer_inputs, random_inputs
 from zoo.theory.operator import offset_share
 from zoo.theory.processes import Progress
 from zoo.theory.spectra import SpectrumRead, read_spectrum
-from zoo.validate import require_positive
+from zoo.validate import require_positive, require_seed
 
 STATE_LENGTHS = (1024, 65536)
 """Lengths at which the bytes of the state are given."""
@@ -99,8 +99,7 @@ class Sizes:
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
         check_lengths(self.lengths)
-        if self.seed < 0:
-            raise ValueError(f"seed must be at least 0, got {self.seed}")
+        require_seed(self.seed)
 
 
 @dataclass(frozen=True)

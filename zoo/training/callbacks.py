@@ -14,8 +14,15 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from zoo.ops.transforms import readable
+from zoo.validate import require_seed
 
 TRAIN, VALIDATION, TEST = range(3)
+
+
+def is_logged(trainer: L.Trainer) -> bool:
+    """Return whether the step is one of every `log_every_n_steps`, or of every 50 if that is 0, for never."""
+    every: int = trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue]
+    return trainer.global_step % (every or 50) == 0
 
 
 class ReseedEachStep(Callback):
@@ -30,8 +37,7 @@ class ReseedEachStep(Callback):
     """
 
     def __init__(self, seed: int) -> None:
-        if seed < 0:
-            raise ValueError(f"seed must be >= 0, got {seed}")
+        require_seed(seed)
         self.seed = seed
 
     def on_train_batch_start(
@@ -93,7 +99,7 @@ class NonFiniteLoss(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.global_step % trainer.log_every_n_steps == 0:  # pyright: ignore[reportAttributeAccessIssue]
+        if is_logged(trainer):
             self._read()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -180,7 +186,7 @@ class Throughput(Callback):
             return
         batch_size, seq_len = batch["inputs"].shape[:2]
         self._stretch_tokens += batch_size * seq_len * trainer.world_size
-        if trainer.global_step % trainer.log_every_n_steps == 0:  # pyright: ignore[reportAttributeAccessIssue]
+        if is_logged(trainer):
             pl_module.log("tokens_per_second", self._end_stretch(pl_module.device), rank_zero_only=True)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

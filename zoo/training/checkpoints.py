@@ -27,7 +27,7 @@ from zoo.errors import UsageError
 from zoo.loading.names import BEST, LAST, PREVIOUS
 from zoo.ops.transforms import readable
 from zoo.signals import CTRL_C, SCHEDULER, handled
-from zoo.training.callbacks import NonFiniteLossError
+from zoo.training.callbacks import NonFiniteLossError, is_logged
 from zoo.training.module import BetweenSteps
 from zoo.validate import require_choice, require_positive
 
@@ -265,7 +265,7 @@ class Interrupt(BetweenSteps):
         asked = self._asked or 0
         if trainer.world_size > 1:
             asked = torch.full((), asked, device=trainer.strategy.root_device)
-            if not readable(asked) and trainer.training and trainer.global_step % trainer.log_every_n_steps:  # pyright: ignore[reportAttributeAccessIssue]
+            if not readable(asked) and trainer.training and not is_logged(trainer):
                 return
             asked = int(trainer.strategy.reduce(asked, reduce_op="max"))
         if asked:

@@ -13,6 +13,7 @@ from zoo.evidence import Check, Evidence, Panel, Prediction, within
 from zoo.evidence.interval import FEWEST_SEEDS
 from zoo.report.numbers import Number
 from zoo.theory.gradients import draw_seeds
+from zoo.validate import require_seed
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Settings:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+        require_seed(self.seed)
         if not self.ranks or not all(1 <= rank <= 16 for rank in self.ranks):
             raise ValueError(f"ranks must be integers from 1 to 16, at least one, got {self.ranks}")
 
