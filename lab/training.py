@@ -105,9 +105,12 @@ def run(command: Command) -> Metrics:
     """
     from zoo.threads import threads
 
+    n_threads = 1 if command.config["threads"] is None else command.config["threads"]
+    if n_threads < 1:
+        raise UsageError(f"--threads must be a positive integer, got {n_threads}")
     # Without Lightning's notes on hardware, tips and worker counts.
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    with threads(command.config["threads"] or 1):
+    with threads(n_threads):
         return _run(command)
 
 
@@ -120,7 +123,8 @@ def _run(command: Command) -> Metrics:
         return show(session.evaluate(session.checkpoint), session.checkpoint)
     if not command.overwrite:
         folder.check_config(command.config)
-        trained = folder.metrics() if command.ckpt_path is None else None
+        is_own = command.ckpt_path is None or folder.holds(command.ckpt_path)
+        trained = folder.metrics() if is_own else None
         if (known := _known_result(command, folder, trained)) is not None:
             return show(known, folder.path)
     with folder.lock() if is_first_process() else nullcontext():
@@ -238,6 +242,11 @@ def _refusals() -> Iterator[None]:
         yield
     except MisconfigurationException as error:
         raise UsageError(error) from error
+    except (RuntimeError, ValueError) as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if type(error) not in (RuntimeError, ValueError) or not frame.f_globals["__name__"].startswith("lightning."):
+            raise
+        raise UsageError(error) from error
 
 
 class Session:
@@ -255,6 +264,7 @@ class Session:
         throughput: callback that measures the speed of training.
         curve: callback that keeps the score of each validation.
         stopped_early: whether a callback ended the training.
+        out_of_time: whether it was --trainer.max_time.
         trainer: Lightning's trainer.
         checkpoint: checkpoint to resume from, or to test.
         step: optimizer step at which the checkpoint was saved.
@@ -273,7 +283,7 @@ class Session:
         from zoo.loading.saved import check_checkpoint
 
         self.folder, self.elapsed, config = folder, training.Elapsed(), command.config
-        self.stopped_early = False
+        self.stopped_early = self.out_of_time = False
         try:
             shared = {name: config[name] for name in ("batch_size", "seed")}
             options = declared(config["task"], TaskDataModule)
@@ -314,6 +324,7 @@ class Session:
     def fit(self) -> None:
         """Train, from the checkpoint if there is one, and make sure that a best checkpoint exists."""
         import torch
+        from lightning.pytorch.callbacks import Timer
 
         if self.trainer.is_global_zero:
             resumed = "" if self.checkpoint is None else f", resumed from step {self.step} ({self.checkpoint})"
@@ -324,6 +335,8 @@ class Session:
         with _ctrl_c():
             self.trainer.fit(self.model, self.data, ckpt_path=self.checkpoint, weights_only=True)
         self.stopped_early = self.trainer.should_stop  # the next validation resets it
+        left = [each.time_remaining() for each in self.trainer.callbacks if isinstance(each, Timer)]
+        self.out_of_time = any(seconds is not None and seconds <= 0 for seconds in left)
         if self.trainer.strategy.broadcast(not self.folder.best.is_file()):
             # No validation has found a better one: training ended before the first, or there is none.
             self.trainer.save_checkpoint(self.folder.best)
@@ -368,7 +381,7 @@ class Session:
             "tokens_per_second": self.throughput.tokens_per_second,
             "curve": {str(step): value for step, value in points.items()},
             "steps_to_90": first_at(points, score, goal),
-            "converged": early or has_converged(points, score),
+            "converged": (early and not self.out_of_time) or has_converged(points, score),
             "stopped_early": early,
             "step": int(read_checkpoint(checkpoint)["global_step"]),
             "seconds": max(self.elapsed.seconds, trained_seconds + time.perf_counter() - begun),
@@ -434,6 +447,7 @@ def build_trainer(
     if command.test_only:
         options |= {"logger": False, "enable_checkpointing": False}
         return Trainer(**options, callbacks=callbacks, plugins=plugins)
+    _check_steps(options, callbacks)
     if options["logger"] in (None, True):
         options["logger"] = training.CurveLogger(
             folder.run_dir,
@@ -451,6 +465,21 @@ def build_trainer(
     if config["figures_every"] != 0:
         callbacks.append(training.TheoryFigures(config["figures_every"]))
     return Trainer(**options, callbacks=callbacks, plugins=[*plugins, training.AtomicCheckpointIO()])
+
+
+def _check_steps(options: Mapping[str, Any], callbacks: Sequence[Callback]) -> None:
+    """Raise ValueError for options of the Trainer without a step, or callbacks that change what a step is."""
+    from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler
+
+    least = {"max_steps": -1, "max_epochs": -1, "accumulate_grad_batches": 1}
+    for name in (*least, "limit_train_batches", "val_check_interval"):
+        value = options[name]
+        if isinstance(value, int | float) and (value == 0 or value < least.get(name, 0)):
+            raise ValueError(f"trainer.{name} must be positive, got {value}")
+    flags = {BatchSizeFinder: "--batch_size", GradientAccumulationScheduler: "--trainer.accumulate_grad_batches"}
+    for kind, flag in flags.items():
+        if any(isinstance(each, kind) for each in callbacks):
+            raise ValueError(f"trainer.callbacks: no {kind.__name__}, since a run has steps of one size; give {flag}")
 
 
 def _in_one_epoch(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -70,6 +70,10 @@ class RunFolder:
     def previous(self) -> Path:
         return self.checkpoints / PREVIOUS
 
+    def holds(self, checkpoint: str | Path) -> bool:
+        """Return whether a checkpoint is one of the run's own."""
+        return Path(checkpoint).resolve().parent == self.checkpoints.resolve()
+
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Lock the folder against other processes, and make it if need be; see `lab.run.lock.locked`.

@@ -114,6 +114,7 @@ def test_a_finished_run_is_shown_and_tested_but_not_touched(finished: Path, caps
     accuracy = re.compile(r"test accuracy.*\)")
     assert accuracy.findall(shown) == accuracy.findall(capsys.readouterr().out) != []
     assert go(finished, "--test_only", "--ckpt_path", str(folder(finished) / "checkpoints" / "last.ckpt")) == 0
+    assert go(finished, "--ckpt_path", str(folder(finished) / "checkpoints" / "best.ckpt")) == 0
     assert contents(finished) == before
 
 
@@ -163,6 +164,11 @@ def test_a_run_of_steps_is_one_epoch_that_may_stop_early(tmp_path: Path) -> None
     assert read_rungs(path)[0]["val"] == found["val"]
 
 
+def test_a_run_out_of_time_stops_early_and_has_not_converged(tmp_path: Path) -> None:
+    found = metrics(trained(tmp_path, "--trainer.max_time", "00:00:00:00"))
+    assert (found["stopped_early"], found["converged"]) == (True, None)
+
+
 @pytest.mark.parametrize(("interval", "validated"), [("0.5", [3, 7]), slow("99", [8])])  # 8: at the end
 def test_a_validation_interval_is_in_steps_or_a_share_of_the_run(
     tmp_path: Path, interval: str, validated: list[int]
@@ -185,8 +191,9 @@ def test_a_run_too_short_to_validate_still_has_a_best_checkpoint(tmp_path: Path)
     assert small.curves(path)["val/loss"] == [(1, pytest.approx(metrics(path)["val"]["loss"]))]
 
 
-def test_splits_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = metrics(trained(tmp_path, "--trainer.limit_val_batches", "0", "--trainer.limit_test_batches", "0"))
+def test_splits_and_curves_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = "--trainer.limit_val_batches 0 --trainer.limit_test_batches 0 --trainer.log_every_n_steps 0"
+    found = metrics(trained(tmp_path, *argv.split()))
     assert found["test"]["accuracy"] is found["val"]["loss"] is None
     assert found["params"] > 0
     assert "test loss" not in capsys.readouterr().out
@@ -290,6 +297,17 @@ def test_the_command_to_resume_leaves_out_what_starts_anew() -> None:
         ("--mixer factorized --mixer.max_seq_len 20 --task.test_segments {{seq_len:\\ 24}}", "sequence of 24 exceeds"),
         ("--trainer.max_steps -1 --trainer.max_epochs -1", "the learning rate schedule needs an end"),
         ("--trainer.check_val_every_n_epoch 2", "=2: a run of trainer.max_steps is one epoch; give"),
+        ("--trainer.max_steps 0", "trainer.max_steps must be positive, got 0"),
+        ("--trainer.limit_train_batches 0", "trainer.limit_train_batches must be positive, got 0"),
+        ("--trainer.accumulate_grad_batches -1", "trainer.accumulate_grad_batches must be positive, got -1"),
+        ("--trainer.val_check_interval 0", "trainer.val_check_interval must be positive, got 0"),
+        ("--trainer.callbacks BatchSizeFinder", "no BatchSizeFinder, since a run has steps of one size; give --batch"),
+        (
+            "--trainer.callbacks GradientAccumulationScheduler --trainer.callbacks.scheduling '{{0: 2}}'",
+            "give --trainer.accumulate_grad_batches",
+        ),
+        ("--threads -2", "--threads must be a positive integer, got -2"),
+        ("--seed 99999999999999999999", "seed must lie in 0..9223372036854775807, got 99999999999999999999"),
         ("--mixer attention --ckpt_path {run}/checkpoints/best.ckpt", "holds mixer 'hybrid'"),
         ("--d_model 32 --test_only --ckpt_path {run}/checkpoints/best.ckpt", "d_model=16"),
     ],
@@ -303,13 +321,19 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("--trainer.limit_train_batches 0.001", "limit_train_batches"),
+        ("--trainer.limit_test_batches 0.001", "limit_test_batches"),
+        ("--trainer.callbacks EarlyStopping --trainer.callbacks.monitor val/los", "`val/loss`"),
+    ],
+)
 def test_what_lightning_refuses_later_is_one_line(
-    split: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    argv: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = (f"--trainer.limit_{split}_batches", "0.001", "--trainer.enable_progress_bar", "false")
-    assert go(tmp_path, *argv) == 2
-    assert f"limit_{split}_batches" in error_line(capsys)
+    assert go(tmp_path, *argv.split(), "--trainer.enable_progress_bar", "false") == 2
+    assert said in error_line(capsys)
 
 
 def test_a_folder_of_another_run_or_that_cannot_be_written_is_refused(
