@@ -194,7 +194,8 @@ class Backbone(Pretrained):
         Canon layers runs everywhere, and so do experts in training, since their load counts every position.
 
         Raises:
-            ValueError: inputs of another kind or width, lengths outside 0..seq.
+            ValueError: inputs of another kind or width, tokens outside the vocabulary, lengths outside 0..seq, a mask
+                of another shape.
         """
         return self.from_embeddings(self.embed(inputs), lengths, at)
 
@@ -212,12 +213,19 @@ class Backbone(Pretrained):
         """Return the input of the first block.
 
         Raises:
-            ValueError: floating point input where tokens are expected, or the reverse.
+            ValueError: floating point input where tokens are expected, or the reverse; on the CPU, tokens outside the
+                vocabulary.
         """
         if self.embedding is not None:
-            if inputs.is_floating_point() or inputs.ndim != 2:
-                raise ValueError(f"inputs must be tokens (batch, seq), got {inputs.dtype} {tuple(inputs.shape)}")
-            x = self.embedding(inputs)
+            if inputs.dtype not in (torch.int32, torch.int64) or inputs.ndim != 2:
+                raise ValueError(
+                    f"inputs must be tokens (batch, seq), int32 or int64, got {inputs.dtype} {tuple(inputs.shape)}"
+                )
+            try:
+                x = self.embedding(inputs)
+            except IndexError:  # on the CPU: values on other devices are never read
+                found = f"{int(inputs.min())} to {int(inputs.max())}"
+                raise ValueError(f"tokens must lie in 0..{self.embedding.num_embeddings - 1}, got {found}") from None
             return x if self.embedding_scale == 1 else self.embedding_scale * x
         width = self.d_model if self.in_proj is None else self.in_proj.in_features
         if not inputs.is_floating_point() or inputs.ndim != 3 or inputs.shape[2] != width:
@@ -235,6 +243,8 @@ class Backbone(Pretrained):
         if at is None:
             return self.read_out(self.layers(x, lengths))
         if at.dtype == torch.bool:
+            if at.shape != x.shape[:2]:
+                raise ValueError(f"at must mark the positions {tuple(x.shape[:2])}, got a mask {tuple(at.shape)}")
             at = at.flatten().nonzero().squeeze(1)
         *before, last = self.layers.chain()
         for layer in before:  # FSDP2 gathers the parameters of a layer around `stream`

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.amp.autocast_mode import is_autocast_available
+from torch.nn import Parameter
 
 from zoo.errors import unknown
 from zoo.modules import Configured, no_weight_decay, on_meta, reset_submodules
@@ -134,6 +136,7 @@ class SequenceMixer(Configured, ABC):
         lengths = as_lengths(lengths, x)
         self._check_input(x, lengths)
         if state is None:
+            self._check_dtype(x)
             state = self.empty_state(x.shape[0], x.dtype, x.device)
         else:
             self._check_state(state, x)
@@ -212,6 +215,15 @@ class SequenceMixer(Configured, ABC):
             raise ValueError(f"lengths are on {lengths.device}, x on {x.device}")
         if readable(lengths) and lengths.numel():
             require_within(int(lengths.min()), int(lengths.max()), x.shape[1])
+
+    def _check_dtype(self, x: Tensor) -> None:
+        kind = x.device.type
+        if torch.compiler.is_compiling() or (is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+            return
+        # A sharded parameter is of another type here than where it is used.
+        dtypes = {each.dtype for each in self.parameters() if type(each) is Parameter and each.is_floating_point()}
+        if dtypes and x.dtype not in dtypes:
+            raise ValueError(f"x is {x.dtype}, the parameters are {', '.join(map(str, dtypes))}: convert one of them")
 
     def _check_state(self, state: Any, x: Tensor) -> None:
         if torch.compiler.is_compiling():

@@ -280,9 +280,15 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any], words: str)
 def test_inputs_and_generation_that_cannot_be_are_refused() -> None:
     of_tokens = Backbone({"name": "lstm"}, 8, vocab_size=5, n_outputs=5)
     of_vectors = Backbone({"name": "lstm"}, 8, d_input=3, n_outputs=5)
-    for inputs in (torch.zeros(2, 4), torch.zeros(2, 4, 8), torch.zeros(4, dtype=torch.int64)):
+    narrow = torch.zeros(2, 4, dtype=torch.uint8)
+    for inputs in (torch.zeros(2, 4), torch.zeros(2, 4, 8), torch.zeros(4, dtype=torch.int64), narrow):
         with refused("inputs must be tokens"):
             of_tokens(inputs)
+    with refused(r"tokens must lie in 0\.\.4, got -1 to 5"):
+        of_tokens(torch.tensor([[-1, 5]]))
+    for mask in (torch.ones(4, 2, dtype=torch.bool), torch.ones(8, dtype=torch.bool)):
+        with refused(r"at must mark the positions \(2, 4\), got a mask"):
+            of_vectors(torch.zeros(2, 4, 3), at=mask)
     for inputs in (torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4), torch.zeros(2, 4, 8)):
         with refused("inputs must be .*d_input=3"):
             of_vectors(inputs)

@@ -140,7 +140,7 @@ def test_each_place_has_a_stream_of_its_own(unchecked_shapes: None) -> None:
             getattr(reseed, f"on_{stage}_batch_start")(trainer, module, None, at)
             draws[stage, seed, index, rank, world] = torch.rand(()).item()
     assert len(set(draws.values())) == len(draws) == 54
-    with pytest.raises(ValueError, match="seed must lie in 0..9223372036854775807, got -1"):
+    with pytest.raises(ValueError, match=r"seed must lie in 0\.\.9223372036854775807, got -1"):
         ReseedEachStep(-1)
     torch.rand(5)
     ReseedEachStep(1).on_train_batch_start(place(2), module, None, 0)
