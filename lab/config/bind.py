@@ -67,7 +67,8 @@ def bind(
                 several = isinstance(value, Text) and re.fullmatch(r"\d+(-|\.\.)\d+|[^,\[{]+(,[^,]+)+", value.typed)
                 raise UsageError(f"{source}{key}: {error}{SEVERAL if several else ''}") from None
         values = bare | values
-        if "mixer.pattern" in config and "mixer.pattern" not in values:
+        of_members = any(each.members for each in options.values())
+        if of_members and "mixer.pattern" in config and "mixer.pattern" not in values:
             config["mixer.pattern"] = without(config["mixer.pattern"], values.keys())
         config |= values
     return config

@@ -104,9 +104,6 @@ def choose(argv: Sequence[str]) -> Choice:
     action: dict[str, Any] = {name: True for name, _ in flags if name in SWITCHES[1:]}
     action |= {"ckpt_path": typed.get("ckpt_path"), "stop_at": _stop(typed["stop_at"]) if "stop_at" in typed else None}
     values: dict[str, Any] = dict(options)
-    if "mixer.pattern" in typed:
-        values["mixer.pattern"] = _without_aliases(read_yaml(typed["mixer.pattern"], "--mixer.pattern"))
-
     default = _read(CONFIGS / "default.yaml")
     files = [_read(text.typed, f"--config {text.typed}") for name, text in flags if name == "config" and text]
     named = {group: name for layer in files for group, name in layer.names.items()} | named
@@ -115,8 +112,15 @@ def choose(argv: Sequence[str]) -> Choice:
     layers = [default, _shipped("mixer", names["mixer"]), recipe, *files]
     layers = [layer.without(group for group, name in layer.names.items() if name != names[group]) for layer in layers]
 
-    patterns = [*(layer.values.get("mixer.pattern") for layer in layers), values.get("mixer.pattern")]
-    entries, n_below = _pattern(names["mixer"], patterns)
+    entries, n_below = [], 0
+    if _is_hybrid(names["mixer"]):
+        if "mixer.pattern" in typed:
+            values["mixer.pattern"] = read_yaml(typed["mixer.pattern"], "--mixer.pattern")
+        given = [*(layer.values for layer in layers), values]
+        for each in given:
+            if "mixer.pattern" in each:
+                each["mixer.pattern"] = _without_aliases(each["mixer.pattern"])
+        entries, n_below = _pattern(names["mixer"], [each.get("mixer.pattern") for each in given])
     absent = [f"mixer.{name}" for name in MIXERS.keys() - {label(entry["name"]) for entry in entries}]
     layers = [*(layer.without(absent) for layer in layers[:n_below]), *layers[n_below:]]
     return Choice(
@@ -167,8 +171,6 @@ def _read(path: str | Path, source: str = "") -> Layer:
         values |= {f"{key}.{name}": each for name, each in options.items()}
     names = _registered(Layer(source, values).names, f"{source}: ")
     values |= {f"{group}.name": name for group, name in names.items()}
-    if "mixer.pattern" in values:
-        values["mixer.pattern"] = _without_aliases(values["mixer.pattern"])
     return Layer(source, values)
 
 
@@ -178,8 +180,16 @@ def _shipped(group: str, name: str) -> Layer:
     return _read(path) if path.is_file() else Layer(str(path), {})
 
 
+def _is_hybrid(mixer: str) -> bool:
+    """Return whether the option `pattern` of a mixer, if it has one, names members."""
+    from zoo.mixers.hybrid import Hybrid
+    from zoo.mixers.parallel_hybrid import ParallelHybrid
+
+    return issubclass(MIXERS[mixer], Hybrid | ParallelHybrid)
+
+
 def _pattern(mixer: str, patterns: Sequence[Any]) -> tuple[list[dict[str, Any]], int]:
-    """Return the complete entries of a hybrid's pattern, and the number of layers below it; no entries for others.
+    """Return the complete entries of a hybrid's pattern, and the number of layers below it.
 
     Args:
         mixer: its name.
@@ -190,11 +200,9 @@ def _pattern(mixer: str, patterns: Sequence[Any]) -> tuple[list[dict[str, Any]],
     """
     from zoo.mixers.hybrid import Hybrid
 
-    parameters = inspect.signature(MIXERS[mixer]).parameters
-    if "pattern" not in parameters:
-        return [], 0
+    default = inspect.signature(MIXERS[mixer]).parameters["pattern"].default
     n_below = max((i for i, pattern in enumerate(patterns) if pattern is not None), default=0)
-    pattern = parameters["pattern"].default if patterns[n_below] is None else patterns[n_below]
+    pattern = default if patterns[n_below] is None else patterns[n_below]
     if not isinstance(pattern, list | tuple) or not all(isinstance(entry, str | dict) for entry in pattern):
         raise UsageError(f"mixer.pattern must be a list of mixers, such as [selective_ssm, attention], got {pattern!r}")
     try:

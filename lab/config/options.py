@@ -150,7 +150,8 @@ def _named(group: str, name: str, prefix: str, section: str) -> list[Option]:
     options = [
         replace(option, default=sets.get(option.name, option.default))
         for option in _parameters(registry[name], prefix, section, {"d_model"} if group == "mixer" else ())
-        if option.default is NO_DEFAULT or not option.takes_objects  # devices and functions of a mixer of your own
+        # Not the devices, modules and functions of a mixer of your own.
+        if option.default is NO_DEFAULT or (is_data(option.default) and not option.takes_objects)
     ]
     return [Option(f"{group}.name", str, name, None, section), *options]
 
@@ -181,6 +182,13 @@ def is_plain(hint: Any) -> bool:
     if get_origin(hint) in (list, dict, Sequence, Mapping):
         return all(is_plain(inner) for each in get_args(hint) for inner in alternatives(each))
     return hint in PLAIN
+
+
+def is_data(value: Any) -> bool:
+    """Return whether YAML can spell a value."""
+    if isinstance(value, list | tuple | Mapping):
+        return all(map(is_data, value.values() if isinstance(value, Mapping) else value))
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def type_names(hint: Any) -> list[str]:

@@ -24,6 +24,10 @@ from zoo.errors import UsageError
 PLAIN = '''
 from torch import device, nn
 
+class Patterned(nn.Linear):
+    def __init__(self, d_model, pattern="ab"):
+        super().__init__(d_model, d_model)
+
 class Squashed(nn.Module):
     """A mean so far, squashed.
 
@@ -31,12 +35,12 @@ class Squashed(nn.Module):
         gain: what multiplies it.
     """
 
-    def __init__(self, width, gain=1.0, deep: bool = False, place: "device | None" = None):
+    def __init__(self, width, gain=1.0, deep: bool = False, place: "device | None" = None, act=nn.Tanh()):
         super().__init__()
-        self.map, self.gain = nn.Linear(width, width), gain
+        self.map, self.gain, self.act = nn.Linear(width, width), gain, act
 
     def forward(self, x):
-        return (self.gain * self.map(x) * x.cumsum(1)).tanh()
+        return self.act(self.gain * self.map(x) * x.cumsum(1))
 '''
 PEEKING = """
 from torch import nn
@@ -65,6 +69,8 @@ def test_the_options_of_ones_own_mixer_are_flags(mine: str, tmp_path: Path) -> N
     assert command.config["mixer"] == {"name": mine, "gain": 2, "deep": True}
     assert command.defaults["mixer"] == {"name": mine, "gain": 1.0, "deep": False}
     assert RunFolder.of(command).name.startswith("mqar/mine.Squashed-")
+    patterned = config.parse(["--mixer", "mine.py:Patterned", "--mixer.pattern", "mamba"])
+    assert (patterned.config["mixer"]["pattern"], patterned.defaults["mixer"]["pattern"]) == ("mamba", "ab")
     hybrid = ["--mixer", "hybrid", "--mixer.pattern", "[mine.py:Squashed, attention]"]
     command = config.parse([*hybrid, "--mixer.Squashed.gain", "3", "--mixer.n_heads", "2"])
     assert command.config["mixer"]["pattern"] == [mine, "attention"]
