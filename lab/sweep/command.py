@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.config import read_flags
-from lab.sweep.experiment import Experiment, read_experiment, usual_flag, values_of
+from lab.sweep.experiment import Experiment, read_experiment, seeds_of, usual_flag, values_of
 from lab.sweep.matching import target
 from lab.sweep.tuning import rungs_of
 from zoo.errors import UsageError, unknown
@@ -119,7 +119,7 @@ class Request:
         elif flag == "rungs":
             self.rungs = rungs_of("--rungs", value)
         elif flag == "tune_seeds":
-            self.tune_seeds = tuple(values_of("", "--tune_seeds", value))
+            self.tune_seeds = seeds_of("", "--tune_seeds", value)
         elif flag in ("tune", "match"):
             name, given, text = value.partition("=")
             if not given:

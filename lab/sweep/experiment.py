@@ -148,7 +148,7 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
         grids=tuple(with_values(grid | shared) for grid in grids),
         fixed=fixed,
         tune=with_values(tune),
-        tune_seeds=tuple(values_of(source, "tune_seeds", values["tune_seeds"])) if "tune_seeds" in values else (),
+        tune_seeds=seeds_of(source, "tune_seeds", values["tune_seeds"]) if "tune_seeds" in values else (),
         rungs=None if rungs is None else rungs_of(f"{source}: rungs", rungs),
         match={key: target(key, value) for key, value in match.items()},
         setting=setting,
@@ -215,6 +215,19 @@ def values_of(source: str, flag: str, value: Any) -> list[Any]:
     if not values:
         raise UsageError(f"{source}: {flag} has no values" if source else f"{flag} has no values")
     return values
+
+
+def seeds_of(source: str, flag: str, value: Any) -> tuple[int, ...]:
+    """Return the seeds that a flag gives, as `values_of` does.
+
+    Raises:
+        UsageError: a seed that is not a whole number.
+    """
+    seeds = values_of(source, flag, value)
+    for seed in seeds:
+        if type(seed) is not int or seed < 0:
+            raise UsageError(f"{flag} must be whole numbers >= 0, such as 100,101 or 100-104, got {seed!r}")
+    return tuple(seeds)
 
 
 def _range(value: Any, flag: str) -> list[Any]:

@@ -22,8 +22,7 @@ def adopt(target: str, found: Any) -> type[Task]:
         found: the object that it names: a subclass of `Task`, a function `sample(rng, n)`, or an absolute path of data.
 
     Raises:
-        UsageError: any other object.
-        ValueError: a function that cannot be a task.
+        UsageError: any other object, a function that cannot be a task.
     """
     name = short(target)
     if isinstance(found, Path):

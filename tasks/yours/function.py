@@ -17,6 +17,7 @@ from tasks.data.splits import SHARD_ROWS
 from tasks.spec import IGNORED, TaskSpec
 from tasks.yours.arrays import conform, measure, require
 from zoo.docstrings import arguments, paragraphs
+from zoo.errors import UsageError
 
 MEASURED = {
     "vocab_size": "number of tokens; default: as in the first 1,024 examples",
@@ -100,15 +101,15 @@ def generated(function: Callable[..., Any], name: str, source: str) -> type[Gene
         source: origin of the function.
 
     Raises:
-        ValueError: a function without generator and number, an option without a default, or with the name of an
+        UsageError: a function without generator and number, an option without a default, or with the name of an
             attribute of every task.
     """
     _, _, *options = _parameters(function, source)
     for each in options:
         if each.default is each.empty:
-            raise ValueError(f"{source}: the argument {each.name} needs a default, as every option of a task")
+            raise UsageError(f"{source}: the argument {each.name} needs a default, as every option of a task")
         if hasattr(Generated, each.name):
-            raise ValueError(f"{source}: no option can have the name {each.name}, which every task has; rename it")
+            raise UsageError(f"{source}: no option can have the name {each.name}, which every task has; rename it")
     own = tuple(each.name for each in options)
     measured = [name for name in MEASURED if name not in own]
     parameters = [*options, *(_option(name, getattr(function, name, None), int | None) for name in measured)]
@@ -145,7 +146,7 @@ def _parameters(function: Callable[..., Any], source: str) -> list[inspect.Param
         found = inspect.signature(function).parameters.values()
     first, options = [*found][:2], [*found][2:]
     if len(first) < 2 or any(each.kind not in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in first):
-        raise ValueError(f"{source} must be a function sample(rng, n, ...) -> dict of arrays")
+        raise UsageError(f"{source} must be a function sample(rng, n, ...) -> dict of arrays")
     return [
         *first,
         *(_option(each.name, each.default, each.annotation) for each in options if "VAR" not in each.kind.name),

@@ -65,6 +65,13 @@ def test_a_run_of_ones_own_task(
         examples(folder, "test", 3)
 
 
+def test_a_function_that_cannot_be_a_task_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "own_tasks.py"
+    file.write_text("def needy(rng, n, width): ...")
+    assert train.main(["--task", f"{file}:needy"]) == 2
+    assert "the argument width needs a default" in error_line(capsys)
+
+
 @pytest.mark.slow
 def test_a_sweep_over_ones_own_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -271,6 +271,11 @@ def test_an_experiments_file(tmp_path: Path) -> None:
         (None, "nowhere.yaml", "nowhere.yaml: cannot be read"),
         (None, "--mixer", "--mixer needs a value"),
         (None, "--mixer ,", "--mixer has no values"),
+        (
+            None,
+            "--mixer lstm --tune_seeds a",
+            "--tune_seeds must be whole numbers >= 0, such as 100,101 or 100-104, got 'a'",
+        ),
         (None, "--slots 0", "--slots must be a whole number >= 1, got 0"),
         (None, "--per_device 0.5", "--per_device must be a whole number >= 1, got 0.5"),
         (None, "--per_device 8 --slots 2", "--slots and --per_device cannot be combined"),
