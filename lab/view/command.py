@@ -18,7 +18,7 @@ from zoo.errors import UsageError
 from zoo.extras import require_extra
 from zoo.report.files import write_all, write_atomically
 from zoo.report.page import LISTED, as_markdown
-from zoo.report.plots import KINDS, as_image, as_png
+from zoo.report.plots import as_image, as_png, require_kind
 from zoo.report.terminal import Parser, make_console
 
 _ABOUT = "Mean ± standard deviation over seeds; the best mean of a task and budget is marked."
@@ -58,8 +58,8 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("--port goes with --tensorboard")
     if arguments.out is not None and arguments.tensorboard:
         raise UsageError("--tensorboard writes no files: leave --out out")
-    if arguments.figure is not None and arguments.figure.suffix[1:] not in KINDS:
-        raise UsageError(f"--figure ends with {arguments.figure.suffix or 'nothing'}; write .{', .'.join(KINDS)}")
+    if arguments.figure is not None:
+        require_kind("--figure", arguments.figure)
     gc.disable()  # many objects, hardly a cycle: looking for them takes an eighth of the time
     try:
         return _compare(arguments)
@@ -105,25 +105,22 @@ def _compare(arguments: Namespace) -> int:
 
 
 def write_comparison(groups: Sequence[Group], folder: Path) -> list[Path]:
-    """Write compare.csv, .md, .png and .html into `folder`, which is made; each file whole or not at all.
+    """Write compare.csv, .md and .html into `folder`, which is made, and .png if a run is tested; each file whole.
 
     Raises:
         MissingExtraError: matplotlib or plotly is not installed; before anything is written.
         OSError: the folder cannot be written.
     """
     about, sections = f"{describe(groups)} {_ABOUT}", [section_of(group) for group in groups]
-    end = [
-        *explain(sections, LISTED),
-        "",
-        "![Configurations against tasks, from guessing to a perfect score](compare.png)",
-    ]
-    contents = {
+    tested = any(row.tested for group in groups for row in group.rows)
+    picture = ["", "![Configurations against tasks, from guessing to a perfect score](compare.png)"]
+    end = [*explain(sections, LISTED), *(picture if tested else [])]
+    contents: dict[str, str | bytes] = {
         "compare.csv": as_csv(groups),
         "compare.md": as_markdown("Comparison", about, sections, end),
-        "compare.png": as_png(heat_map(groups)),
         "compare.html": as_page("Comparison of sequence mixers", f"{about} {_OF_THE_PAGE}", groups, sections, folder),
     }
-    return write_all(folder, contents)
+    return write_all(folder, contents | ({"compare.png": as_png(heat_map(groups))} if tested else {}))
 
 
 def describe(groups: Sequence[Group]) -> str:

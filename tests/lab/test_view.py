@@ -352,6 +352,14 @@ def test_the_files_have_the_numbers_of_the_table(tmp_path: Path, capsys: pytest.
     assert "skipped" not in lines(capsys, tmp_path / "runs")[1]  # its own files are no foreign ones
 
 
+def test_without_a_tested_run_there_is_no_picture_of_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "runs", accuracy=None)
+    lines(capsys, tmp_path / "runs")
+    folder = tmp_path / "runs" / "compare"
+    assert sorted(file.name for file in folder.iterdir()) == ["compare.csv", "compare.html", "compare.md"]
+    assert "compare.png" not in (folder / "compare.md").read_text()
+
+
 @pytest.mark.parametrize("width", [140, 40])
 def test_at_any_width_configurations_and_scores_are_whole(width: int) -> None:
     longer = {"mixer.n_heads": 4, "d_model": 80}

@@ -10,9 +10,11 @@ import io
 import math
 import zlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
+from zoo.errors import UsageError
 from zoo.extras import require_extra
 
 if TYPE_CHECKING:
@@ -245,6 +247,12 @@ def as_pixels(*figures: Figure) -> Any:
     panels += [np.full_like(panels[0], 255)] * (len(panels) % columns)
     rows = [np.concatenate(panels[at : at + columns], axis=1) for at in range(0, len(panels), columns)]
     return np.concatenate(rows)
+
+
+def require_kind(flag: str, path: Path) -> None:
+    """Raise UsageError for a name that ends with none of `KINDS`."""
+    if path.suffix[1:] not in KINDS:
+        raise UsageError(f"{flag} ends with {path.suffix or 'nothing'}; write .{', .'.join(KINDS)}")
 
 
 def as_png(figure: Figure) -> bytes:
