@@ -448,6 +448,8 @@ def build_trainer(
         options |= {"logger": False, "enable_checkpointing": False}
         return Trainer(**options, callbacks=callbacks, plugins=plugins)
     _check_steps(options, callbacks)
+    if (config["figures_every"] or 0) < 0:
+        raise ValueError(f"figures_every must not be negative, got {config['figures_every']}")
     if options["logger"] in (None, True):
         options["logger"] = training.CurveLogger(
             folder.run_dir,

@@ -9,6 +9,7 @@ import argparse
 import functools
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -122,10 +123,10 @@ def _declare_measure(parser: Parser) -> None:
     number("--d_model", help="width of the mixers; default 16")
     number("--n_heads", "--heads", help="heads of the mixers that have them; default 4")
     number("--seq_len", help="positions of the operators; default 64")
-    number("--gradient_len", help="positions of the gradient profiles; default 256")
+    number("--gradient_len", least=16, help="positions of the gradient profiles; default 256")
     number("--lengths", nargs="+", help="lengths at which costs are measured; default 512 1024 2048")
     number("--seed", help="seed of every draw; default 0")
-    number("--seeds", dest="n_seeds", help="draws for the gradient's interval, at least 5; default 8")
+    number("--seeds", least=5, dest="n_seeds", help="draws for the gradient's interval, at least 5; default 8")
     add("--device", metavar="DEVICE", help="cpu or cuda; default cpu")
     _declare_out(parser, "runs/measure")
     parser.set_defaults(run=_measure)
@@ -152,16 +153,16 @@ def _declare_heads(parser: Parser) -> None:
     add("--text", type=Path, metavar="FILE", help="text to read, for a transformers model with a tokenizer")
     add("--inputs", type=Path, metavar="FILE", help=".npz file to read: inputs, and labels by which to score")
     number("--seq_len", help="positions of a sequence; default 64, for a run the length of its task")
-    number("--sequences", default=8, help="sequences on which operators are read; default 8")
+    number("--sequences", least=1, default=8, help="sequences on which operators are read; default 8")
     scored = "sequences on which a cut model is scored; default 24, fewer for a large model"
-    number("--others", help=scored)
+    number("--others", least=1, help=scored)
     add(
         "--functional",
         choices=("auto", "always", "never"),
         default="auto",
         help="count functional heads by cutting layers; default auto: unless that needs over 15 minutes on two cores",
     )
-    number("--processes", help="that share the layers, each with memory of its own; default: the cores")
+    number("--processes", least=1, help="that share the layers, each with memory of its own; default: the cores")
     add(
         "--html",
         type=Path,
@@ -197,7 +198,7 @@ def _declare_figure(parser: Parser) -> None:
     parser.description = "Measure and draw one figure."
     parser.epilog = "\n".join(["figures:", *listing(FIGURES)])
     parser.add_argument("name", metavar="NAME", help="which figure")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the PNG to write; default NAME.png")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a name in .pdf, .svg or .png; default NAME.png")
     parser.add_argument(
         "--mixer", nargs="+", metavar="NAME", help=f"which mixers, for gradients; default {' '.join(FIGURE_MIXERS)}"
     )
@@ -208,15 +209,26 @@ def _declare_figure(parser: Parser) -> None:
 def _declare_settings(parser: Parser) -> None:
     number = _number(parser)
     number("--seed", help="seed of every draw; default 0")
-    number("--seeds", dest="n_seeds", help="repetitions, of which medians are taken")
-    number("--seq_len", help="positions of the gradient profiles")
+    number("--seeds", least=5, dest="n_seeds", help="repetitions, of which medians are taken")
+    number("--seq_len", least=16, help="positions of the gradient profiles")
     number("--steps", help="training steps, where something is trained")
     parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda")
 
 
 def _number(parser: Parser) -> Callable[..., argparse.Action]:
-    """Return a function that declares a flag with a whole number."""
-    return functools.partial(parser.add_argument, type=int, metavar="N")
+    """Return a function that declares a flag with a whole number, of at least `least` if that is given."""
+
+    def declare(*names: str, least: int | None = None, **options: Any) -> argparse.Action:
+        def number(text: str) -> int:
+            if not re.fullmatch(r"[-+]?\d+", text):
+                raise argparse.ArgumentTypeError(f"must be a whole number, got {text}")
+            if least is not None and int(text) < least:
+                raise argparse.ArgumentTypeError(f"must be at least {least}, got {text}")
+            return int(text)
+
+        return parser.add_argument(*names, type=number, metavar="N", **options)
+
+    return declare
 
 
 def _folder(text: str) -> Path:
@@ -326,8 +338,6 @@ def _heads(arguments: argparse.Namespace) -> int:
     from zoo.theory.model_inputs import model_inputs
     from zoo.theory.processes import cores
 
-    if arguments.processes is not None and arguments.processes < 1:
-        raise ValueError(f"--processes must be at least 1, got {arguments.processes}")
     files = {path: write for path, write in ((arguments.json, heads_as_json), (arguments.html, heads_as_html)) if path}
     for path in files:
         check_place(path)
@@ -440,10 +450,12 @@ def _figure(arguments: argparse.Namespace) -> int:
     names = [MIXERS.check(name) for name in arguments.mixer or FIGURE_MIXERS]
     _check_report()
     from zoo.report.files import write_all
-    from zoo.report.plots import as_png
+    from zoo.report.plots import as_image, require_kind
     from zoo.theory import figures, measure
     from zoo.theory.claims import page
 
+    file = arguments.out or Path(f"{arguments.name}.png")
+    require_kind("--out", file)
     if gradients:
         flags = _given(arguments, "seed", "n_seeds", "device")
         flags |= {} if arguments.seq_len is None else {"gradient_len": arguments.seq_len}
@@ -458,7 +470,7 @@ def _figure(arguments: argparse.Namespace) -> int:
             advance(f"measuring {arguments.name}")
             draw = page.staircase_figure if arguments.name == "staircase" else page.gradient_figure
             picture = draw(settings=settings)
-    _print_files(write_all("", {str(arguments.out or f"{arguments.name}.png"): as_png(picture)}))
+    _print_files(write_all("", {str(file): as_image(picture, file.suffix[1:])}))
     return 0
 
 

@@ -306,6 +306,7 @@ def test_the_command_to_resume_leaves_out_what_starts_anew() -> None:
             "--trainer.callbacks GradientAccumulationScheduler --trainer.callbacks.scheduling '{{0: 2}}'",
             "give --trainer.accumulate_grad_batches",
         ),
+        ("--figures_every -1", "figures_every must not be negative, got -1"),
         ("--threads -2", "--threads must be a positive integer, got -2"),
         ("--seed 99999999999999999999", "seed must lie in 0..9223372036854775807, got 99999999999999999999"),
         ("--mixer attention --ckpt_path {run}/checkpoints/best.ckpt", "holds mixer 'hybrid'"),

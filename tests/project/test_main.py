@@ -62,12 +62,16 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("measure --mixer lstn", "did you mean 'lstm'?"),
         ("measure --d_mode 4", "unrecognized arguments: --d_mode 4 (see zoo --help)"),
         ("measure --mixer attention --d_model 5", "d_model=5 is not divisible by n_heads=4"),
-        ("measure --seeds 1", "n_seeds must be at least 5, got 1"),
+        ("measure --seeds 1", "argument --seeds: must be at least 5, got 1"),
+        ("measure --seeds a", "argument --seeds: must be a whole number, got a"),
         ("measure --mixer lstm --out pyproject.toml", "pyproject.toml is a file: give a folder"),
         ("measure --ckpt_path nowhere", "no run at nowhere"),
         ("measure --ckpt_path nowhere --d_model 4", "--d_model cannot be combined with --ckpt_path"),
         ("measure --device abacus", "device 'abacus' cannot be used"),
-        ("heads nowhere --processes 0", "--processes must be at least 1, got 0"),
+        ("heads nowhere --processes 0", "argument --processes: must be at least 1, got 0"),
+        ("heads nowhere --sequences 0", "argument --sequences: must be at least 1, got 0"),
+        ("figure gradients --seq_len 4", "argument --seq_len: must be at least 16, got 4"),
+        ("figure gradients --out x.gif", "--out ends with .gif; write .pdf, .svg, .png"),
         ("claims head_cont", "did you mean 'head_count'?"),
         ("claims --ranks 4 17", "ranks must be integers from 1 to 16"),
         ("figure stairs", "did you mean 'staircase'?"),
@@ -272,8 +276,12 @@ def test_a_figure_of_claims_is_drawn_with_the_flags_given(tmp_path: Path, monkey
         monkeypatch.setattr(claims_page, function, draw)
         with pytest.warns(UserWarning, match="No artists with labels"):
             assert command.main(["figure", name, "--seed", "5", "--seq_len", "64"]) == 0
+        with pytest.warns(UserWarning, match="No artists with labels"):
+            assert command.main(["figure", name, "--out", "figure.pdf"]) == 0
+        assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
+        seen.pop()
         assert seen.pop() == replace(QUICK, seed=5, seq_len=64)
-        assert (tmp_path / f"{name}.png").is_file()
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_missing_extra_is_named_before_anything_is_measured(

@@ -84,6 +84,11 @@ def test_arrays_are_read_first_and_scored_after(tmp_path: Path, rng: np.random.G
     for seq_len, n_others, says in ((4, 1, "leave out --text and --seq_len"), (None, 4, "6 sequences of 6 need 36")):
         with pytest.raises(ValueError, match=says):
             model_inputs("nowhere", MODEL, seq_len, 2, n_others, arrays=file)
+    for name, value, most in (("inputs", 128, 127), ("labels", -1, 2)):
+        spoilt = {"inputs": inputs, "labels": labels % 3} | {name: np.full_like(inputs, value)}
+        np.savez(file, **spoilt)
+        with pytest.raises(ValueError, match=rf"arrays\.npz: {name} must lie in 0\.\.{most}, got {value}$"):
+            model_inputs("nowhere", MODEL, None, 2, 1, arrays=file)
     for content in (b"", b"no arrays"):
         file.write_bytes(content)
         with pytest.raises(ValueError, match=r"is no \.npz file"):

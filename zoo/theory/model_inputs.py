@@ -128,6 +128,7 @@ def _of_arrays(file: Path, model: Backbone, n_inputs: int, n_others: int | None)
     try:
         held = read_npz(file)
         found = {name: torch.from_numpy(held[name]) for name in ("inputs", "labels") if name in held}
+        found = {name: each if each.is_floating_point() else each.long() for name, each in found.items()}
         inputs, labels = found["inputs"], found.get("labels")
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"--inputs {file} is no .npz file with the array inputs: {error}") from None
@@ -135,6 +136,11 @@ def _of_arrays(file: Path, model: Backbone, n_inputs: int, n_others: int | None)
         raise ValueError(
             f"--inputs {file}: inputs must be (n, seq) or (n, seq, d_input), labels (n, seq) or (n, seq, k)"
         )
+    for name, limit in (("inputs", model.vocab_size), ("labels", model.n_outputs)):
+        if limit is not None and name in found and not found[name].is_floating_point():
+            values = found[name][found[name] != -100] if name == "labels" else found[name]
+            if len(wrong := values[(values < 0) | (values >= limit)]):
+                raise ValueError(f"--inputs {file}: {name} must lie in 0..{limit - 1}, got {int(wrong[0])}")
     n_others = _others_of(model, inputs, n_inputs, n_others, f"{file} has {inputs.shape[:2].numel():,} positions")
     where = f"{count(n_inputs, 'sequence')} of {file}"
     if labels is None:
