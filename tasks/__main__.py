@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tasks.registry import TASKS, list_tasks
 from zoo.errors import UsageError, unknown
+from zoo.report.numbers import size
 from zoo.report.terminal import ends_unread, fail, listing, make_console, make_facts
 
 if TYPE_CHECKING:
@@ -165,6 +167,10 @@ def _sized_task(arguments: argparse.Namespace, flags: Sequence[str]) -> Task:
     task = _task(arguments, flags)
     split_rng(arguments.seed, arguments.split, 0)  # refuses an unknown split
     arguments.n = at_most(task, arguments.split, USUAL_N) if arguments.n is None else arguments.n
+    # Inputs and labels of eight bytes, all in memory.
+    needed = 16 * arguments.n * task.spec.seq_len * (task.spec.d_input or 1)
+    if needed > (there := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
+        raise UsageError(f"--n {arguments.n} needs about {size(needed)} of memory, this machine has {size(there)}")
     return task
 
 

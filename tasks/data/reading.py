@@ -41,20 +41,27 @@ class OfSplits(Task):
         return part
 
 
-def read_files(path: Path) -> bytes:
-    """Read a file, or all files in a folder and its subfolders in the order of their paths.
+def read_files(path: Path) -> dict[Path, bytes]:
+    """Read a file, or the text files in a folder and its subfolders in the order of their paths.
+
+    Hidden files and those with a zero byte, such as pictures, are no text files.
 
     Raises:
         ValueError: there is nothing to read.
     """
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    files = [path]
+    if path.is_dir():
+        below = (file for file in sorted(path.rglob("*")) if file.is_file())
+        files = [file for file in below if not any(part[0] == "." for part in file.relative_to(path).parts)]
     try:
-        content = b"".join(file.read_bytes() for file in files)
+        contents = {file: file.read_bytes() for file in files}
     except OSError as error:
         raise ValueError(f"cannot read {error.filename or path}: {error.strerror}") from None
-    if not content:
+    if path.is_dir():
+        contents = {file: content for file, content in contents.items() if b"\0" not in content}
+    if not any(contents.values()):
         raise ValueError(f"{path} is empty")
-    return content
+    return contents
 
 
 def load_dataset(name: str, config: str | None, columns: tuple[str, ...]) -> dict[str, Any]:

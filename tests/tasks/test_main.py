@@ -117,6 +117,7 @@ def test_json_lines_hold_vectors_and_have_null_for_nan(tmp_path: Path) -> None:
         (["show", "mqar", "--n_pairs", "many"], "n_pairs"),
         (["show", "mqar", "extra"], "unexpected argument 'extra'"),
         (["show", "mqar", "--n_pairs"], "--n_pairs needs a value"),
+        (["stats", "mqar", "--n", str(10**12)], "--n 1000000000000 needs about "),
         (["export", "mqar", "--out", "no/such/folder/x.parquet"], "no such folder: no/such/folder"),
         (["export", "mqar", "--format", "hub"], "needs the data set's name: --out USER/NAME"),
         (["list", "mqar"], "unexpected argument 'mqar'"),

@@ -61,6 +61,9 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     for name, content in (("b.txt", "BBBB"), ("a.txt", "AAAA"), ("sub/c.txt", "CCCC" * 10)):
         (tmp_path / name).write_text(content)
+    (tmp_path / ".hidden").mkdir()
+    for name in (".hidden/d.txt", ".e.txt", "f.png"):  # are no text files
+        (tmp_path / name).write_bytes(b"\x89PNG\0" if name == "f.png" else b"DDDD")
     task = tasks.create_task("text", path=str(tmp_path), seq_len=1, validation=0.1, test=0.1)
     windows = sample_split(task, "train", 500, 0)
     pairs = {
@@ -102,7 +105,7 @@ def test_what_is_not_utf8_has_bytes_and_no_characters(tmp_path: Path) -> None:
     file = tmp_path / "binary"
     file.write_bytes(b"abc\xff" * 50)
     assert tasks.create_task("text", path=str(file), seq_len=4).spec.vocab_size == 256
-    with pytest.raises(ValueError, match=r"^text: not UTF-8 at byte 3; take unit=bytes$"):
+    with pytest.raises(ValueError, match=r"^text: .*binary is not UTF-8 at byte 3; take unit=bytes$"):
         tasks.create_task("text", path=str(file), seq_len=4, unit="characters")
 
 

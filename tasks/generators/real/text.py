@@ -50,7 +50,7 @@ class Text(OfSplits):
         b' torch.svd(a'
 
     Args:
-        path: a file or a folder, read in the order of the names.
+        path: a file, or a folder whose text files are read in the order of their names, without hidden ones.
         dataset: a data set of the hub by name, or a local folder with one.
         config: configuration of the data set.
         column: the data set's column with the text of each row; rows are joined by line feeds.
@@ -91,7 +91,13 @@ class Text(OfSplits):
             if self.dataset is not None:
                 splits = load_dataset(self.dataset, self.config, (self.column,))
                 return {split: "\n".join(rows[self.column]).encode() for split, rows in splits.items()}
-            return {"train": read_files(default_file() if self.path is None else Path(self.path).expanduser())}
+            files = read_files(default_file() if self.path is None else Path(self.path).expanduser())
+            for file, content in files.items() if self.unit == "characters" else ():
+                try:
+                    content.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    raise ValueError(f"{file} is not UTF-8 at byte {error.start}; take unit=bytes") from None
+            return {"train": b"".join(files.values())}
 
     @cached_property
     def _alphabet(self) -> np.ndarray:
@@ -110,10 +116,7 @@ class Text(OfSplits):
     def _codes(self, text: bytes) -> np.ndarray:
         if self.unit == "bytes":
             return np.frombuffer(text, dtype=np.uint8)
-        try:
-            return np.frombuffer(text.decode("utf-8").encode("utf-32-le"), dtype="<u4")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"text: not UTF-8 at byte {error.start}; take unit=bytes") from None
+        return np.frombuffer(text.decode("utf-8").encode("utf-32-le"), dtype="<u4")
 
     @property
     def _here(self) -> np.ndarray:

@@ -225,7 +225,7 @@ def read_expressions(file: Path) -> tuple[list[bytes], np.ndarray]:
     Raises:
         ValueError: it cannot be read, or a line is not an expression and a digit.
     """
-    header, *lines = read_files(file).rstrip(b"\n").replace(b"\r", b"").split(b"\n")
+    header, *lines = b"".join(read_files(file).values()).rstrip(b"\n").replace(b"\r", b"").split(b"\n")
     if header != b"Source\tTarget":
         raise ValueError(f"{file} must begin with a line of the columns Source and Target")
     expressions, values = [], []
