@@ -338,6 +338,7 @@ def kernels() -> Iterator[Section]:
     rates = {"decayed states": "gated linear attention", "erased states": "gated delta rule"}
     forms = {name: (_ours(of), _head_inputs(of, torch.float32)) for name, of in rates.items()}
     forms["selective scan"] = _scan, [t.to(DEVICE) for t in scan_inputs(*SCAN_SHAPES[0], generator())]
+    forms["ssd"] = _ours("ssd"), _head_inputs("ssd", torch.float32)
     forms["slstm"] = _slstm, _slstm_inputs()
     forms["short convolution"] = _conv, _conv_inputs()
     q, k, _, *more = _head_inputs("gated delta rule", torch.float32)
@@ -359,7 +360,7 @@ def in_torch(run: Callable[..., Any]) -> Callable[..., Any]:
 
     def without(*given: Any) -> Any:
         with contextlib.ExitStack() as stack:
-            for place in ("carry", "slstm", "ridge", "attention", "conv"):
+            for place in ("carry", "slstm", "ridge", "attention", "conv", "ssd"):
                 stack.enter_context(mock.patch(f"zoo.ops.{place}.kernels_suffice", return_value=False))
             stack.enter_context(mock.patch("zoo.ops.scan._choose", return_value="torch"))
             return run(*given)
@@ -408,13 +409,16 @@ def options(name: str, seq_len: int) -> dict[str, Any]:
     return reaching(name, seq_len) | ({"n_heads": MODEL.d_model // MODEL.d_head} if heads else {})
 
 
-def training_step(name: str, seq_len: int, batch_size: int) -> Run:
-    """Return one step of the model, in bfloat16 by autocast."""
+def training_step(name: str, seq_len: int, batch_size: int, *, compiled: bool = False) -> Run:
+    """Return one step of the model, in bfloat16 by autocast; `compiled`: each layer by torch.compile."""
     torch.manual_seed(0)
     with torch.device(DEVICE):
         mixer = {"name": name, **options(name, seq_len)}
         sizes = {"n_layers": MODEL.n_layers, "n_outputs": MODEL.vocab_size, "vocab_size": MODEL.vocab_size}
         model = Backbone(mixer, MODEL.d_model, **sizes)
+    if compiled:
+        for layer in model.layers.chain():  # equal layers share their code: that of a whole model takes minutes
+            layer.stream = torch.compile(layer.stream)
     return step_of(model, batch_size, seq_len, half=True)
 
 
@@ -424,9 +428,10 @@ def steps() -> Iterator[Section]:
         f"One training step (forward, backward, AdamW) of {MODEL.n_layers} layers at d_model {MODEL.d_model} with"
         f" SwiGLU and {MODEL.vocab_size:,} tokens, about 130 million parameters with attention, heads {MODEL.d_head}"
         f" wide; length {MODEL.seq_len:,}, batch {MODEL.batch_size}, bfloat16 by autocast, in turns with attention's;"
-        " the highest memory that torch held; whether the host waits for the device in a step."
+        " the highest memory that torch held; whether the host waits for the device in a step. Last, for mixers below"
+        " half of attention's tokens a second, the same with the layers of both compiled."
     )
-    table = Table("", ["mixer", "ms/step", "tokens/s", "/ attention's", "peak GB", "waits"])
+    table = Table("", ["mixer", "ms/step", "tokens/s", "/ attention's", "peak GB", "waits", "compiled"])
     section.tables.append(table)
     shape = MODEL.seq_len, MODEL.batch_size
     reference = training_step("attention", *shape)
@@ -440,15 +445,33 @@ def steps() -> Iterator[Section]:
             torch.cuda.reset_peak_memory_stats()
             step()
             peak = (torch.cuda.max_memory_allocated() - before) / 1e9
-            table.rows.append([name, 1e3 * seconds[name], int(rate), ratio, peak, waits(step)])
+            table.rows.append([name, 1e3 * seconds[name], int(rate), ratio, peak, waits(step), None])
         except torch.OutOfMemoryError:
-            table.rows.append([name, None, None, None, None, "out of memory"])
+            table.rows.append([name, None, None, None, None, "out of memory", None])
         step = None
         yield section
-    slow = [str(row[0]) for row in table.rows if not isinstance(row[3], float) or row[3] < 0.5]
-    what = f"mixers below half of attention's tokens a second{': ' if slow else ''}{', '.join(slow)}"
-    section.targets.append(Target(what, 0, len(slow), least=False))
+    slow = [row for row in table.rows if not isinstance(row[3], float) or row[3] < 0.5]
+    reference = None
+    for row in slow:
+        row[-1] = _compiled_rate(str(row[0]), *shape)
+        yield section
+    for how, column in (("", 3), (", compiled or not", -1)):
+        below = [str(row[0]) for row in slow if not isinstance(rate := row[column], float) or rate < 0.5]
+        what = f"mixers below half of attention's tokens a second{how}{': ' if below else ''}{', '.join(below)}"
+        section.targets.append(Target(what, 0, len(below), least=False))
     yield section
+
+
+def _compiled_rate(name: str, *shape: int) -> float | None:
+    """Return the tokens a second of a compiled step as multiples of attention's; None if it does not compile."""
+    torch.compiler.reset()
+    torch.cuda.empty_cache()
+    try:
+        seconds = timed({each: training_step(each, *shape, compiled=True) for each in (name, "attention")}, STEP_ROUNDS)
+    except RuntimeError as error:  # also where memory is out
+        print(f"  {name} is not compiled: {error}", file=sys.stderr)
+        return None
+    return seconds["attention"] / seconds[name]
 
 
 def graphs() -> Iterator[Section]:

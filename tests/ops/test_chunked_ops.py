@@ -118,6 +118,12 @@ RECURRENCES = {
         D_KEY,
         "q k v log_decay state",
     ),
+    "linear_attention, one decay": Recurrence(
+        lambda q, k, v, a, state: dplr(q, k, v, a, None, None, state),
+        lambda q, k, v, a, state: loop(q, k, v, a, None, None, state),
+        1,
+        "q k v log_decay state",
+    ),
     "delta_rule": Recurrence(
         lambda q, k, v, beta, a, state: delta_rule(q, k, v, beta.squeeze(3), a, state),
         delta_loop,
@@ -216,6 +222,29 @@ def assert_float32_is_the_loop(name: str, seq_len: int, generator: torch.Generat
     for exact, rounded in zip(*results, strict=True):
         assert rounded.dtype == torch.float32
         assert (rounded.cpu().double() - exact).norm() <= tolerance(torch.float32)["rtol"] * exact.norm()
+
+
+@pytest.mark.parametrize(
+    ("groups", "seq_len", "d_key", "d_value"), [(1, 70, 5, 3), slow(2, 130, 70, 33), slow(1, 64, 16, 130)]
+)
+@ON_CUDA
+def test_ssd_by_kernels_with_operands_in_bfloat16(
+    groups: int, seq_len: int, d_key: int, d_value: int, road: str, generator: torch.Generator
+) -> None:
+    """Against the loop in float64, from numbers that bfloat16 holds; decays, sums and states are float32."""
+    q, k = (draw(2, groups, seq_len, d_key, generator=generator) / d_key**0.5 for _ in range(2))
+    v, state = (draw(2, HEADS, rows, d_value, generator=generator) for rows in (seq_len, d_key))
+    wide = differentiable(*(t.bfloat16().double() for t in (q, k, v)), log_decays(generator, 2, HEADS, seq_len), state)
+    given = differentiable(*(t.to(road, torch.bfloat16 if n < 3 else torch.float32) for n, t in enumerate(wide)))
+    with torch.autocast(road, torch.bfloat16):
+        found = ssd(*given)
+    of_heads = (t.repeat_interleave(HEADS // groups, 1) for t in wide[:2])
+    expected = loop(*of_heads, wide[2], wide[3].unsqueeze(3), None, None, wide[4])
+    seeds = [draw(*t.shape, generator=generator) for t in expected]
+    found = [*found, *torch.autograd.grad(found, given, [t.float().to(road) for t in seeds])]
+    expected = [*expected, *torch.autograd.grad(expected, wide, seeds)]
+    for mine, right in zip(found, expected, strict=True):
+        assert (mine.cpu().double() - right).norm() <= tolerance(torch.bfloat16)["rtol"] * right.norm()
 
 
 @ALL_ROADS

@@ -71,7 +71,7 @@ def test_time_in_segments_gives_the_numbers_of_the_loop(
 
 @pytest.mark.slow
 def test_inputs_in_bfloat16_have_a_state_in_float32(generator: torch.Generator) -> None:
-    _check(_inputs(2, 18, 3, 5, generator, torch.bfloat16), generator)
+    _check(_inputs(2, 18, 33, 5, generator, torch.bfloat16), generator)
 
 
 def test_no_step_and_a_huge_one_are_exact(generator: torch.Generator) -> None:
@@ -105,13 +105,15 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from zoo.ops import carry_triton, conv_triton, ridge_triton, scan_triton, slstm_triton
+from zoo.ops import carry_triton, conv_triton, ridge_triton, scan_triton, slstm_triton, ssd_triton
 
 def compile_kernel(kernel, values, constants, **options):
     types = {name: "i32" for name in kernel.arg_names} | {name: "constexpr" for name in constants}
     of_values = {f"{name}_ptr" for name in ("x", "dt", "y", "grad_x", "grad_dt", "grad_y", "keys", "sought")}
+    of_values |= {f"{name}_ptr" for name in ("q", "k", "v", "kept", "arriving", "grad_q", "grad_k", "grad_v")}
     types |= {name: f"*{values if name in of_values else 'fp32'}" for name in kernel.arg_names if name.endswith("_ptr")}
     types |= {"moves_ptr": "*u8"} if "moves_ptr" in types else {}
+    types |= {"total_ptr": "*fp64"} if "total_ptr" in types else {}
     source = ASTSource(kernel, signature=types, constexprs=constants)
     options = dict(enable_fp_fusion=True, **options)
     compiled = triton.compile(source, target=GPUTarget("cuda", int(sys.argv[1]), 32), options=options)
@@ -140,6 +142,12 @@ for backwards in (False, True):
 for kernel, more in ((conv_triton._forward, dict(BIAS=True)), (conv_triton._backward, {})):
     constants = dict(more, PAST=3, TIME=conv_triton.TIME, CHANNELS=conv_triton.CHANNELS)
     compile_kernel(kernel, "bf16", constants)
+for values, size, warps in (("bf16", ssd_triton.BLOCK, 4), ("fp32", ssd_triton.BLOCK_OF_FLOAT32, 8)):
+    constants = dict(SIZE=64, KEYS=size, VALUES=size, PRECISION="ieee")
+    for kernel in (ssd_triton._outputs, ssd_triton._of_queries, ssd_triton._of_keys):
+        assert "tf32" not in compile_kernel(kernel, values, constants, num_warps=warps)
+    for backwards in (False, True):
+        compile_kernel(ssd_triton._states, values, dict(constants, BACKWARDS=backwards), num_warps=warps)
 for kernel in (ridge_triton._forward, ridge_triton._backward):
     assert "tf32" not in compile_kernel(kernel, "fp32", dict(EPS=1e-7, TINY=1e-38, ROWS=32, BLOCK=ridge_triton.BLOCK))
 for kernel in (slstm_triton._forward, slstm_triton._backward):

@@ -7,7 +7,8 @@ lag between query i and slot j is past + i - j in every row, however ragged the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from copy import copy
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
@@ -116,14 +117,17 @@ def forgetting_attend(
     """
     given = q, k, v, cached, log_forget, forgotten
     with full_precision(q.device):
-        if is_long(q) and (compiling() or kernels_suffice(log_forget)):
-            return _long_forgetting(*given)
-        return _by_blocks(*given)
+        if not is_long(q):
+            return _by_blocks(*given)
+        # As one operation it runs again in the backward pass.
+        return (_one_operation if compiling() or log_forget.is_meta else _long_forgetting)(*given)
 
 
-@one_operation(*_FORGETTING)
 def _long_forgetting(*given: Tensor) -> Tensor:
     return (_by_flex_attention if kernels_suffice(given[4]) else _by_blocks)(*given)
+
+
+_one_operation = one_operation(*_FORGETTING)(_long_forgetting)
 
 
 def _by_blocks(q: Tensor, k: Tensor, v: Tensor, cached: Tensor, log_forget: Tensor, forgotten: Tensor) -> Tensor:
@@ -139,8 +143,6 @@ def _by_blocks(q: Tensor, k: Tensor, v: Tensor, cached: Tensor, log_forget: Tens
 def _by_flex_attention(
     q: Tensor, k: Tensor, v: Tensor, cached: Tensor, log_forget: Tensor, forgotten: Tensor
 ) -> Tensor:
-    from torch.nn.attention.flex_attention import BlockMask
-
     seq_len, slots, d_head, d_value = q.shape[2], k.shape[2], int(q.shape[3]), int(v.shape[3])
     # The bias at (i, j) is the sum up to i less that up to j, each in two parts that hold the digits of float64. What
     # a query adds to the logits of all slots changes no weight: gradients reach the second sum alone.
@@ -158,17 +160,24 @@ def _by_flex_attention(
     def visible(row: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (j <= reach[i]) & (j >= start[row])
 
-    # A tile of queries meets the tiles of slots up to its last query.
-    ends = torch.arange(_TILE, seq_len + _TILE, _TILE, dtype=torch.int32, device=q.device).clamp(max=seq_len)
-    tiles = torch.arange(-(-slots // _TILE), dtype=torch.int32, device=q.device).repeat(1, 1, len(ends), 1)
-    counts = (ends + (slots - seq_len + _TILE - 1)) // _TILE
-    mask = BlockMask.from_kv_blocks(
-        counts.view(1, 1, -1), tiles, BLOCK_SIZE=_TILE, mask_mod=visible, seq_lengths=(seq_len, slots)
-    )
+    mask = copy(_tiles(seq_len, slots, q.device))
+    mask.mask_mod = visible
     q, k, v = (F.pad(t, (0, max(0, 16 - t.shape[3]))) for t in (q, k, v))  # its kernel has no narrower heads
     grouped = bool(k.shape[1] != q.shape[1])
     y = _flex_attention()(q, k, v, forgetting, mask, scale=d_head**-0.5, enable_gqa=grouped)
     return y[..., :d_value]
+
+
+@lru_cache(maxsize=8)
+@torch.inference_mode(False)  # kept for steps that train
+def _tiles(seq_len: int, slots: int, device: torch.device) -> Any:
+    """Return FlexAttention's mask in which a tile of queries meets the tiles of slots up to its last query."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    ends = torch.arange(_TILE, seq_len + _TILE, _TILE, dtype=torch.int32, device=device).clamp(max=seq_len)
+    tiles = torch.arange(-(-slots // _TILE), dtype=torch.int32, device=device).repeat(1, 1, len(ends), 1)
+    counts = (ends + (slots - seq_len + _TILE - 1)) // _TILE
+    return BlockMask.from_kv_blocks(counts.view(1, 1, -1), tiles, BLOCK_SIZE=_TILE, seq_lengths=(seq_len, slots))
 
 
 @cache

@@ -10,7 +10,8 @@ from zoo.cores import core
 from zoo.ops.carry import decayed_states, erased_states
 from zoo.ops.chunked import chunk_decays, halvable, into_chunks
 from zoo.ops.precision import Product, as_type, chunk_product, full_precision, rounded_type
-from zoo.ops.transforms import loops_suffice, whole_in_export
+from zoo.ops.ssd import ssd
+from zoo.ops.transforms import kernels_suffice, loops_suffice, whole_in_export
 
 CHUNK = 32  # a power of two
 
@@ -70,6 +71,9 @@ def dplr(
     if seq_len == 1:
         decay = None if log_decay is None else as_type(state.dtype, log_decay).exp().mT
         return dplr_step(q, k, v, decay, p, r, state)
+    if p is None and (log_decay is None or log_decay.shape[3] == 1) and kernels_suffice(state):
+        decay = q.new_zeros(q.shape[:3], dtype=state.dtype) if log_decay is None else log_decay.squeeze(3)
+        return ssd(q, k, v.expand(-1, q.shape[1], -1, -1), decay, state)
     size, product, rounded = halvable(seq_len, CHUNK), chunk_product(state), rounded_type(state)
     reads, writes = ((q,), (k,)) if p is None or r is None else ((q, r), (k,) if p is k else (k, p))
     with full_precision(q.device):

@@ -13,8 +13,8 @@ nothing could be moved over them.
 Where batch and channels alone do not fill a device, time is split into segments. What each adds to an empty state is
 then computed first, and every program begins with the sum of those before it.
 
-Sums over channels (the gradients of B and C) are written per block of channels and added afterwards, in a fixed order:
-the same numbers every time. States, sums and decays are float32 whatever the inputs are.
+Sums over channels (the gradients of B and C) are written per block of channels, in the type of B and C, and added
+afterwards, in a fixed order: the same numbers every time. States, sums and decays are float32 whatever the inputs are.
 
 Under TRITON_INTERPRET=1, set before triton is imported, the same code runs on the CPU: slowly, for tests.
 """
@@ -42,7 +42,7 @@ class Tile(NamedTuple):
 
 # Steps from one state that is kept to the next. Forward unrolls STEPS of them at a time; backward, which holds their
 # states in registers, takes them in parts and runs to the start of a part once more.
-CHUNK = 16
+CHUNK = 32
 STEPS = 8
 STEPS_BACKWARD = 8
 
@@ -353,13 +353,12 @@ def scan_backward(
     grad_x, grad_dt = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, dt))
     # Shares that are summed afterwards: atomic additions would come in another order each time.
     of_A = A.new_empty(len(alone), batch, d_state, d_inner)
-    of_B, of_C = (A.new_empty(blocks, batch, seq_len, d_state) for _ in range(2))
+    of_B, of_C = (t.new_empty(blocks, batch, seq_len, d_state) for t in (B, C))
     grad_state = A.new_empty(batch, d_inner, d_state)
     outputs = grad_x, grad_dt, of_A, of_B, of_C, grad_state
     sizes = {"STEPS": STEPS_BACKWARD, "PARTS": CHUNK // STEPS_BACKWARD}
     _launch(_backward, tile, x.shape, d_state, *inputs, *outputs, **sizes)
-    grad_A, grad_B, grad_C = of_A.sum((0, 1)).t().contiguous(), of_B.sum(0).to(B.dtype), of_C.sum(0).to(C.dtype)
-    return grad_x, grad_dt, grad_A, grad_B, grad_C, grad_state
+    return grad_x, grad_dt, of_A.sum((0, 1)).t().contiguous(), of_B.sum(0), of_C.sum(0), grad_state
 
 
 def _segments(

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
 from zoo.cores import core
 from zoo.ops.carry import decayed_states
-from zoo.ops.chunked import chunk_decays, into_chunks
-from zoo.ops.precision import as_type, chunk_product, full_precision
-from zoo.ops.transforms import whole_in_export
+from zoo.ops.chunked import chunk_decays, into_chunks, running_sum
+from zoo.ops.precision import DType, as_type, full_precision, product_of, rounded_type
+from zoo.ops.transforms import differentiable_again, kernels_suffice, whole_in_export
 
 # Rows of a chunk: its decays grow with them, and the states, one a chunk, are fewer.
 CHUNK, CHUNK_OF_LARGE_STATES = 32, 64
 LARGE_STATE = 64 * 64
+KERNEL_CHUNK = 64
 
 
 @core("v", "batch head seq value")
@@ -48,35 +53,45 @@ def ssd(
     Returns:
         Outputs, and S after the last position.
     """
+    if log_decay.shape[2] == 1:
+        return _step(q, k, v, log_decay, state)
+    kind = rounded_type(state)
+    with full_precision(q.device):
+        if q.shape[2] == log_decay.shape[2] and not state.is_complex() and kernels_suffice(state):
+            step = into_chunks(log_decay.float().unsqueeze(3), KERNEL_CHUNK).squeeze(4)
+            return _Kernel.apply(kind, q, k, v, running_sum(step).contiguous(), state)
+        return _by_products(kind, q, k, v, log_decay, state)
+
+
+def _by_products(
+    kind: DType, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
     rows, seq_len = q.shape[2], log_decay.shape[2]
     groups, heads, rank = q.shape[1], v.shape[1], rows // seq_len
-    if seq_len == 1:
-        return _step(q, k, v, log_decay, state)
     chunk = CHUNK if k.shape[3] * v.shape[3] < LARGE_STATE else CHUNK_OF_LARGE_STATES
-    size, product = min(max(1, chunk // rank), seq_len), chunk_product(state)
+    size, product = min(max(1, chunk // rank), seq_len), product_of(kind)
     # The heads of a group lie side by side in the last axis: one product with its keys, or queries, serves them all.
     per_group = (groups, heads // groups)
-    with full_precision(q.device):
-        v = rearrange(v.to(state.dtype).unflatten(1, per_group), "batch group head row d -> batch group row (head d)")
-        q, k, v = (into_chunks(t.to(state.dtype), size * rank) for t in (q, k, v))
-        step = into_chunks(log_decay.to(state.dtype).unsqueeze(3), size).squeeze(4)
-        step = rearrange(step.unflatten(1, per_group), "batch group head chunk t -> batch group chunk head t")
-        decay, since_start, until_end = chunk_decays(step)
-        if rank > 1:
-            decay = decay.repeat_interleave(rank, 4).repeat_interleave(rank, 5)
-            since_start, until_end = (t.repeat_interleave(rank, 4) for t in (since_start, until_end))
-        since_start, until_end = (
-            rearrange(t, "batch group chunk head row -> batch group chunk row head 1") for t in (since_start, until_end)
-        )
-        v = v.unflatten(4, (per_group[1], -1))  # (batch, groups, chunks, rows, heads of the group, d_value)
-        written = product(k.mT, (until_end * v).flatten(4))
-        over_chunk = since_start[:, :, :, -1:].expand(-1, -1, -1, -1, -1, v.shape[5]).flatten(4)
-        entering = rearrange(state.unflatten(1, per_group), "batch group head key d -> batch group key (head d)")
-        entering, final = decayed_states(entering, over_chunk, written)
-        carried = since_start * product(q, entering).unflatten(4, v.shape[4:])
-        v = rearrange(v, "batch group chunk row head d -> batch group chunk head row d")
-        within = product(product(q, k.mT).unsqueeze(3) * decay, v)
-        y = carried + rearrange(within, "batch group chunk head row d -> batch group chunk row head d")
+    v = rearrange(v.to(state.dtype).unflatten(1, per_group), "batch group head row d -> batch group row (head d)")
+    q, k, v = (into_chunks(t.to(state.dtype), size * rank) for t in (q, k, v))
+    step = into_chunks(log_decay.to(state.dtype).unsqueeze(3), size).squeeze(4)
+    step = rearrange(step.unflatten(1, per_group), "batch group head chunk t -> batch group chunk head t")
+    decay, since_start, until_end = chunk_decays(step)
+    if rank > 1:
+        decay = decay.repeat_interleave(rank, 4).repeat_interleave(rank, 5)
+        since_start, until_end = (t.repeat_interleave(rank, 4) for t in (since_start, until_end))
+    since_start, until_end = (
+        rearrange(t, "batch group chunk head row -> batch group chunk row head 1") for t in (since_start, until_end)
+    )
+    v = v.unflatten(4, (per_group[1], -1))  # (batch, groups, chunks, rows, heads of the group, d_value)
+    written = product(k.mT, (until_end * v).flatten(4))
+    over_chunk = since_start[:, :, :, -1:].expand(-1, -1, -1, -1, -1, v.shape[5]).flatten(4)
+    entering = rearrange(state.unflatten(1, per_group), "batch group head key d -> batch group key (head d)")
+    entering, final = decayed_states(entering, over_chunk, written)
+    carried = since_start * product(q, entering).unflatten(4, v.shape[4:])
+    v = rearrange(v, "batch group chunk row head d -> batch group chunk head row d")
+    within = product(product(q, k.mT).unsqueeze(3) * decay, v)
+    y = carried + rearrange(within, "batch group chunk head row d -> batch group chunk row head d")
     y = rearrange(y.flatten(2, 3)[:, :, :rows], "batch group row head d -> batch (group head) row d")
     final = final.unflatten(3, (per_group[1], -1))
     return y, rearrange(final, "batch group key head d -> batch (group head) key d")
@@ -91,3 +106,87 @@ def _step(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> 
             q, k = (t.repeat_interleave(v.shape[1] // t.shape[1], 1) for t in (q, k))
         state = torch.addcmul(k.mT @ v, log_decay.exp().unsqueeze(3), state)
         return q @ state, state
+
+
+class _Kernel(torch.autograd.Function):
+    """`ssd` as Triton computes it, from the sums of the log-decays in each chunk, (batch, heads, chunks, size)."""
+
+    @staticmethod
+    def forward(ctx: Any, kind: DType, *given: Any) -> tuple[Tensor, Tensor]:
+        y, final, kept = _forward(*given, kind or torch.float32)
+        ctx.kind = kind
+        ctx.save_for_backward(*given, kept)
+        return y, final
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        *given, kept = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again, which the products' gradients can be
+            return None, *differentiable_again(partial(_from_sums, ctx.kind), given, ctx.needs_input_grad[1:], grads)
+        grad_q, grad_k, *others = _backward(*grads, *given[:4], kept)
+        return None, *(_shared(t, given[0]) for t in (grad_q, grad_k)), *others
+
+
+def _from_sums(kind: DType, q: Tensor, k: Tensor, v: Tensor, total: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    log_decay = F.pad(total, (1, 0)).diff(dim=3).flatten(2)[:, :, : v.shape[2]]
+    return _by_products(kind, q, k, v, log_decay, state)
+
+
+def _shared(grads: Tensor, q: Tensor) -> Tensor:
+    """Return the gradient of queries or keys that heads share, from that of each head."""
+    if grads.shape[1] == q.shape[1]:
+        return grads
+    return grads.unflatten(1, (q.shape[1], -1)).sum(2).to(q.dtype)
+
+
+# The kernels are custom ops: one operation to a compiler.
+
+
+@torch.library.custom_op(
+    "zoo::ssd",
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, Tensor total, Tensor state, ScalarType kind) -> (Tensor, Tensor, Tensor)",
+)
+def _forward(*given: Any) -> tuple[Tensor, ...]:
+    from zoo.ops import ssd_triton
+
+    return ssd_triton.forward(*given)
+
+
+@_forward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, total: Tensor, state: Tensor, kind: torch.dtype) -> tuple[Tensor, ...]:
+    kept = state.new_empty(*total.shape[:3], *state.shape[2:], dtype=kind)
+    return _time_first(v, v.shape[3], state.dtype), state.new_empty(state.shape), kept
+
+
+@torch.library.custom_op(
+    "zoo::ssd_backward",
+    mutates_args=(),
+    schema="(Tensor grad_y, Tensor grad_final, Tensor q, Tensor k, Tensor v, Tensor total, Tensor kept)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _backward(*given: Any) -> tuple[Tensor, ...]:
+    from zoo.ops import ssd_triton
+
+    return ssd_triton.backward(*given)
+
+
+@_backward.register_fake
+def _(
+    grad_y: Tensor, grad_final: Tensor, q: Tensor, k: Tensor, v: Tensor, total: Tensor, kept: Tensor
+) -> tuple[Tensor, ...]:
+    kinds = (torch.float32 if q.shape[1] != v.shape[1] else t.dtype for t in (q, k))
+    of_q, of_k = (_time_first(v, q.shape[3], kind) for kind in kinds)
+    return (
+        of_q,
+        of_k,
+        _time_first(v, v.shape[3], v.dtype),
+        torch.empty_like(total),
+        grad_final.new_empty(grad_final.shape),
+    )
+
+
+def _time_first(like: Tensor, width: int, kind: torch.dtype) -> Tensor:
+    """Return an empty (batch, heads, seq, width) whose heads lie side by side in memory, as layers join them."""
+    batch, heads, seq_len, _ = like.shape
+    return like.new_empty(batch, seq_len, heads, width, dtype=kind).transpose(1, 2)

@@ -1,0 +1,332 @@
+"""State space duality as Triton kernels, `zoo.ops.ssd` on CUDA: two launches forward, three backward.
+
+    S_{c+1} = end_c S_c + sum_j until_j k_j v_j^T                      `_states`, chunk after chunk
+    y_i = since_i S_c^T q_i + sum_{j <= i} D_ij (q_i . k_j) v_j        `_outputs`, all chunks at once
+
+With T the sum of the log-decays from the start of a chunk, D_ij = exp(T_i - T_j), since_i = exp(T_i), until_j =
+exp(T_end - T_j) and end = exp(T_end). T comes in float64, so that the difference of two sums keeps float32's digits.
+The gradient that arrives at the states is the first recurrence again, last chunk first, of since_i q_i grad_i^T.
+
+Operands of products are rounded to the type of the states that are kept, or are full float32 (tf32 where torch's switch
+allows it); sums are float32. A product that is needed transposed is computed once more: Triton before 3.7 makes wrong
+code of the transpose of an accumulator. Inputs are read by their strides, but for the last. Under TRITON_INTERPRET=1
+the same code runs on the CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Channels of a tile, and warps: full float32 is multiplied number by number, and holds more of them in registers.
+BLOCK, WARPS = 64, 4
+BLOCK_OF_FLOAT32, WARPS_OF_FLOAT32 = 32, 8
+
+
+# `no_type_check` on the kernels keeps the tests' shape checker away: triton reads their source, not the functions.
+
+
+@triton.jit
+@no_type_check
+def _tile(ptr, rows, columns, row_stride, column_stride, n_rows, n_columns):
+    """Load ptr[rows, columns], zero beyond its edges."""
+    inside = (rows[:, None] < n_rows) & (columns[None, :] < n_columns)
+    return tl.load(ptr + rows[:, None] * row_stride + columns[None, :] * column_stride, mask=inside, other=0.0)
+
+
+@triton.jit
+@no_type_check
+def _put(ptr, rows, columns, row_stride, column_stride, n_rows, n_columns, values):
+    inside = (rows[:, None] < n_rows) & (columns[None, :] < n_columns)
+    at = ptr + rows[:, None] * row_stride + columns[None, :] * column_stride
+    tl.store(at, values.to(ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+@no_type_check
+def _between(later, earlier, i, j):
+    """exp(T_i - T_j) for the sums at the positions i and j; zero where j comes after i."""
+    return tl.exp(tl.where(i >= j, (later - earlier).to(tl.float32), float("-inf")))
+
+
+@triton.jit
+@no_type_check
+def _states(
+    k_ptr, v_ptr, total_ptr, state_ptr, kept_ptr, final_ptr, heads, share, seq_len, chunks, d_key, d_value,
+    k_row, k_head, k_time, v_row, v_head, v_time,
+    BACKWARDS: tl.constexpr, PRECISION: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+):  # fmt: skip
+    """Keep the state before each chunk; if BACKWARDS, from k = q and v = grad_y, the gradient of the one after it."""
+    KIND: tl.constexpr = kept_ptr.dtype.element_ty
+    sequence = tl.program_id(0).to(tl.int64)
+    row, head = sequence // heads, sequence % heads
+    key = tl.program_id(1) * KEYS + tl.arange(0, KEYS)
+    value = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
+    r = tl.arange(0, SIZE)
+    k_ptr += row * k_row + head // share * k_head
+    v_ptr += row * v_row + head * v_head
+    kept_ptr += sequence * chunks * d_key * d_value
+    total_ptr += sequence * chunks * SIZE
+    s = _tile(state_ptr + sequence * d_key * d_value, key, value, d_value, 1, d_key, d_value)
+    for step in range(chunks):
+        chunk = step
+        if BACKWARDS:
+            chunk = chunks - 1 - step
+        _put(kept_ptr + tl.cast(chunk, tl.int64) * d_key * d_value, key, value, d_value, 1, d_key, d_value, s)
+        total = tl.load(total_ptr + chunk * SIZE + r)
+        end = tl.load(total_ptr + chunk * SIZE + SIZE - 1)
+        if BACKWARDS:
+            weight = tl.exp(total.to(tl.float32))
+        else:
+            weight = tl.exp((end - total).to(tl.float32))
+        t = chunk * SIZE + r
+        k = _tile(k_ptr, key, t, 1, k_time, d_key, seq_len).to(KIND)
+        v = _tile(v_ptr, t, value, v_time, 1, seq_len, d_value).to(tl.float32) * weight[:, None]
+        s = tl.dot(k, v.to(KIND), tl.exp(end.to(tl.float32)) * s, input_precision=PRECISION)
+    _put(final_ptr + sequence * d_key * d_value, key, value, d_value, 1, d_key, d_value, s)
+
+
+@triton.jit
+@no_type_check
+def _outputs(
+    q_ptr, k_ptr, v_ptr, total_ptr, kept_ptr, y_ptr, heads, share, seq_len, chunks, d_key, d_value,
+    q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, y_row, y_head, y_time,
+    PRECISION: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+):  # fmt: skip
+    KIND: tl.constexpr = kept_ptr.dtype.element_ty
+    chunk = tl.program_id(0).to(tl.int64)  # of all sequences
+    sequence = chunk // chunks
+    row, head = sequence // heads, sequence % heads
+    r = tl.arange(0, SIZE)
+    t = chunk % chunks * SIZE + r
+    value = tl.program_id(1) * VALUES + tl.arange(0, VALUES)
+    q_ptr += row * q_row + head // share * q_head
+    k_ptr += row * k_row + head // share * k_head
+    kept_ptr += chunk * d_key * d_value
+    scores = tl.zeros([SIZE, SIZE], tl.float32)
+    y = tl.zeros([SIZE, VALUES], tl.float32)
+    for first in range(0, d_key, KEYS):
+        key = first + tl.arange(0, KEYS)
+        q = _tile(q_ptr, t, key, q_time, 1, seq_len, d_key).to(KIND)
+        k = _tile(k_ptr, key, t, 1, k_time, d_key, seq_len).to(KIND)
+        s = _tile(kept_ptr, key, value, d_value, 1, d_key, d_value)
+        scores = tl.dot(q, k, scores, input_precision=PRECISION)
+        y = tl.dot(q, s, y, input_precision=PRECISION)
+    total = tl.load(total_ptr + chunk * SIZE + r)
+    scores *= _between(total[:, None], total[None, :], r[:, None], r[None, :])
+    v = _tile(v_ptr + row * v_row + head * v_head, t, value, v_time, 1, seq_len, d_value).to(KIND)
+    y = tl.dot(scores.to(KIND), v, y * tl.exp(total.to(tl.float32))[:, None], input_precision=PRECISION)
+    _put(y_ptr + row * y_row + head * y_head, t, value, y_time, 1, seq_len, d_value, y)
+
+
+@triton.jit
+@no_type_check
+def _of_queries(
+    q_ptr, k_ptr, v_ptr, total_ptr, kept_ptr, grad_ptr, grad_q_ptr, grad_total_ptr,
+    heads, share, seq_len, chunks, d_key, d_value,
+    q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time,
+    grad_row, grad_head, grad_time, grad_q_row, grad_q_head, grad_q_time,
+    PRECISION: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+):  # fmt: skip
+    """Return the gradient of q, and of T_i where it weighs what position i reads."""
+    KIND: tl.constexpr = kept_ptr.dtype.element_ty
+    chunk = tl.program_id(0).to(tl.int64)
+    sequence = chunk // chunks
+    row, head = sequence // heads, sequence % heads
+    r = tl.arange(0, SIZE)
+    t = chunk % chunks * SIZE + r
+    q_ptr += row * q_row + head // share * q_head
+    k_ptr += row * k_row + head // share * k_head
+    v_ptr += row * v_row + head * v_head
+    grad_ptr += row * grad_row + head * grad_head
+    kept_ptr += chunk * d_key * d_value
+    total = tl.load(total_ptr + chunk * SIZE + r)
+    scores = tl.zeros([SIZE, SIZE], tl.float32)
+    for first in range(0, d_key, KEYS):
+        key = first + tl.arange(0, KEYS)
+        q = _tile(q_ptr, t, key, q_time, 1, seq_len, d_key).to(KIND)
+        k = _tile(k_ptr, key, t, 1, k_time, d_key, seq_len).to(KIND)
+        scores = tl.dot(q, k, scores, input_precision=PRECISION)
+    of_scores = tl.zeros([SIZE, SIZE], tl.float32)
+    for first in range(0, d_value, VALUES):
+        value = first + tl.arange(0, VALUES)
+        grad = _tile(grad_ptr, t, value, grad_time, 1, seq_len, d_value).to(KIND)
+        v = _tile(v_ptr, value, t, 1, v_time, d_value, seq_len).to(KIND)
+        of_scores = tl.dot(grad, v, of_scores, input_precision=PRECISION)
+    of_scores *= _between(total[:, None], total[None, :], r[:, None], r[None, :])
+    of_total = tl.sum(tl.where(r[:, None] > r[None, :], scores * of_scores, 0.0), axis=1)
+    narrow = of_scores.to(KIND)
+    for first in range(0, d_key, KEYS):
+        key = first + tl.arange(0, KEYS)
+        grad_q = tl.zeros([SIZE, KEYS], tl.float32)
+        for other in range(0, d_value, VALUES):
+            value = other + tl.arange(0, VALUES)
+            grad = _tile(grad_ptr, t, value, grad_time, 1, seq_len, d_value).to(KIND)
+            s = _tile(kept_ptr, value, key, 1, d_value, d_value, d_key)
+            grad_q = tl.dot(grad, s, grad_q, input_precision=PRECISION)
+        grad_q *= tl.exp(total.to(tl.float32))[:, None]
+        q = _tile(q_ptr, t, key, q_time, 1, seq_len, d_key).to(tl.float32)
+        of_total += tl.sum(q * grad_q, axis=1)
+        k = _tile(k_ptr, t, key, k_time, 1, seq_len, d_key).to(KIND)
+        grad_q = tl.dot(narrow, k, grad_q, input_precision=PRECISION)
+        _put(grad_q_ptr + row * grad_q_row + head * grad_q_head, t, key, grad_q_time, 1, seq_len, d_key, grad_q)
+    tl.store(grad_total_ptr + chunk * SIZE + r, of_total)
+
+
+@triton.jit
+@no_type_check
+def _of_keys(
+    q_ptr, k_ptr, v_ptr, total_ptr, kept_ptr, grad_ptr, arriving_ptr, grad_k_ptr, grad_v_ptr,
+    grad_total_ptr, grad_end_ptr, heads, share, seq_len, chunks, d_key, d_value,
+    q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, grad_row, grad_head, grad_time,
+    grad_k_row, grad_k_head, grad_k_time, grad_v_row, grad_v_head, grad_v_time,
+    PRECISION: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+):  # fmt: skip
+    """Return the gradients of k and v, of -T_j where it weighs what position j writes, and of T_end."""
+    KIND: tl.constexpr = kept_ptr.dtype.element_ty
+    chunk = tl.program_id(0).to(tl.int64)
+    sequence = chunk // chunks
+    row, head = sequence // heads, sequence % heads
+    r = tl.arange(0, SIZE)
+    t = chunk % chunks * SIZE + r
+    q_ptr += row * q_row + head // share * q_head
+    k_ptr += row * k_row + head // share * k_head
+    v_ptr += row * v_row + head * v_head
+    grad_ptr += row * grad_row + head * grad_head
+    kept_ptr += chunk * d_key * d_value
+    arriving_ptr += chunk * d_key * d_value
+    total = tl.load(total_ptr + chunk * SIZE + r)
+    end = tl.load(total_ptr + chunk * SIZE + SIZE - 1)
+    until = tl.exp((end - total).to(tl.float32))
+    decay = _between(total[None, :], total[:, None], r[None, :], r[:, None])  # rows are earlier here
+    scores = tl.zeros([SIZE, SIZE], tl.float32)
+    for first in range(0, d_key, KEYS):
+        key = first + tl.arange(0, KEYS)
+        k = _tile(k_ptr, t, key, k_time, 1, seq_len, d_key).to(KIND)
+        q = _tile(q_ptr, key, t, 1, q_time, d_key, seq_len).to(KIND)
+        scores = tl.dot(k, q, scores, input_precision=PRECISION)
+    of_scores = tl.zeros([SIZE, SIZE], tl.float32)
+    for first in range(0, d_value, VALUES):
+        value = first + tl.arange(0, VALUES)
+        v = _tile(v_ptr, t, value, v_time, 1, seq_len, d_value).to(KIND)
+        grad = _tile(grad_ptr, value, t, 1, grad_time, d_value, seq_len).to(KIND)
+        of_scores = tl.dot(v, grad, of_scores, input_precision=PRECISION)
+    scores *= decay
+    of_total = tl.sum(tl.where(r[:, None] < r[None, :], scores * of_scores, 0.0), axis=1)
+    narrow, of_narrow = scores.to(KIND), (of_scores * decay).to(KIND)
+    of_until = tl.zeros([SIZE], tl.float32)
+    of_over = tl.zeros([KEYS], tl.float32)
+    for first in range(0, d_key, KEYS):
+        key = first + tl.arange(0, KEYS)
+        grad_k = tl.zeros([SIZE, KEYS], tl.float32)
+        for other in range(0, d_value, VALUES):
+            value = other + tl.arange(0, VALUES)
+            v = _tile(v_ptr, t, value, v_time, 1, seq_len, d_value).to(KIND)
+            arriving = _tile(arriving_ptr, value, key, 1, d_value, d_value, d_key)
+            s = _tile(kept_ptr, value, key, 1, d_value, d_value, d_key)
+            of_over += tl.sum(s.to(tl.float32) * arriving.to(tl.float32), axis=0)
+            grad_k = tl.dot(v, arriving, grad_k, input_precision=PRECISION)
+        grad_k *= until[:, None]
+        of_until += tl.sum(_tile(k_ptr, t, key, k_time, 1, seq_len, d_key).to(tl.float32) * grad_k, axis=1)
+        q = _tile(q_ptr, t, key, q_time, 1, seq_len, d_key).to(KIND)
+        grad_k = tl.dot(of_narrow, q, grad_k, input_precision=PRECISION)
+        _put(grad_k_ptr + row * grad_k_row + head * grad_k_head, t, key, grad_k_time, 1, seq_len, d_key, grad_k)
+    for first in range(0, d_value, VALUES):
+        value = first + tl.arange(0, VALUES)
+        grad_v = tl.zeros([SIZE, VALUES], tl.float32)
+        for other in range(0, d_key, KEYS):
+            key = other + tl.arange(0, KEYS)
+            k = _tile(k_ptr, t, key, k_time, 1, seq_len, d_key).to(KIND)
+            arriving = _tile(arriving_ptr, key, value, d_value, 1, d_key, d_value)
+            grad_v = tl.dot(k, arriving, grad_v, input_precision=PRECISION)
+        grad_v *= until[:, None]
+        grad = _tile(grad_ptr, t, value, grad_time, 1, seq_len, d_value).to(KIND)
+        grad_v = tl.dot(narrow, grad, grad_v, input_precision=PRECISION)
+        _put(grad_v_ptr + row * grad_v_row + head * grad_v_head, t, value, grad_v_time, 1, seq_len, d_value, grad_v)
+    tl.store(grad_total_ptr + chunk * SIZE + r, of_total + of_until)
+    tl.store(grad_end_ptr + chunk, tl.sum(of_until, axis=0) + tl.exp(end.to(tl.float32)) * tl.sum(of_over, axis=0))
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, total: Tensor, state: Tensor, kind: torch.dtype) -> tuple[Tensor, ...]:
+    """Return outputs, the final state, and the states before the chunks in the type `kind`.
+
+    q, k (batch, groups, seq, d_key), v (batch, heads, seq, d_value) and `total` (batch, heads, chunks, size), the sums
+    of the log-decays in float64; the state is float32, (batch, heads, d_key, d_value).
+    """
+    q, k, v, state = *(_dense(t) for t in (q, k, v)), state.contiguous()
+    kept, final = _run_states(k, v, total, state, kind, backwards=False)
+    y = _time_first(v, state.dtype)
+    grid = len(kept.flatten(0, 2)), triton.cdiv(v.shape[3], _block(v, kind))
+    _launch(_outputs, grid, kind, (q, k, v, total, kept, y), (q, k, v, y), q, v, total)
+    return y, final, kept
+
+
+def backward(
+    grad_y: Tensor, grad_final: Tensor, q: Tensor, k: Tensor, v: Tensor, total: Tensor, kept: Tensor
+) -> tuple[Tensor, ...]:
+    """Return the gradients of q, k and v, of `total` and of the state before the first chunk.
+
+    Those of q and k are one for each head, in float32 where heads share them.
+    """
+    grad_y, q, k, v = (_dense(t) for t in (grad_y, q, k, v))
+    arriving, grad_state = _run_states(q, grad_y, total, grad_final.contiguous(), kept.dtype, backwards=True)
+    shared = q.shape[1] != v.shape[1]
+    grad_q, grad_k = (_time_first(v, torch.float32 if shared else t.dtype, t.shape[3]) for t in (q, k))
+    grad_v = _time_first(v, v.dtype)
+    reading, writing = (torch.empty_like(total, dtype=torch.float32) for _ in range(2))
+    at_end = reading.new_empty(total.shape[:3])
+    grid, given, sizes = (at_end.numel(),), (q, k, v, total, kept, grad_y), (q, v, total)
+    _launch(_of_queries, grid, kept.dtype, (*given, grad_q, reading), (q, k, v, grad_y, grad_q), *sizes)
+    outputs = grad_k, grad_v, writing, at_end
+    _launch(_of_keys, grid, kept.dtype, (*given, arriving, *outputs), (q, k, v, grad_y, grad_k, grad_v), *sizes)
+    grad_total = reading.double() - writing
+    grad_total[..., -1] += at_end
+    return grad_q, grad_k, grad_v, grad_total, grad_state
+
+
+def _run_states(
+    k: Tensor, v: Tensor, total: Tensor, state: Tensor, kind: torch.dtype, *, backwards: bool
+) -> tuple[Tensor, Tensor]:
+    kept, final = state.new_empty(*total.shape[:3], *state.shape[2:], dtype=kind), torch.empty_like(state)
+    grid = v.shape[0] * v.shape[1], *(triton.cdiv(t.shape[3], _block(t, kind)) for t in (k, v))
+    _launch(_states, grid, kind, (k, v, total, state, kept, final), (k, v), k, v, total, BACKWARDS=backwards)
+    return kept, final
+
+
+def _dense(t: Tensor) -> Tensor:
+    return t if t.stride(3) == 1 else t.contiguous()
+
+
+def _time_first(like: Tensor, dtype: torch.dtype, width: int | None = None) -> Tensor:
+    """Return an empty (batch, heads, seq, width) whose heads lie side by side in memory, as layers join them."""
+    batch, heads, seq_len, d_value = like.shape
+    return like.new_empty(batch, seq_len, heads, width or d_value, dtype=dtype).transpose(1, 2)
+
+
+def _block(t: Tensor, kind: torch.dtype) -> int:
+    return min(BLOCK_OF_FLOAT32 if kind == torch.float32 else BLOCK, max(16, triton.next_power_of_2(t.shape[3])))
+
+
+def _launch(
+    kernel: Any,
+    grid: tuple[int, ...],
+    kind: torch.dtype,
+    tensors: tuple[Tensor, ...],
+    strided: tuple[Tensor, ...],
+    k: Tensor,
+    v: Tensor,
+    total: Tensor,
+    **more: Any,
+) -> None:
+    heads, (seq_len, d_value) = v.shape[1], v.shape[2:]
+    sizes = heads, heads // k.shape[1], seq_len, total.shape[2], k.shape[3], d_value
+    strides = [stride for t in strided for stride in t.stride()[:3]]
+    more |= {"PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"}
+    more |= {"SIZE": total.shape[3], "KEYS": _block(k, kind), "VALUES": _block(v, kind)}
+    more |= {"num_warps": WARPS_OF_FLOAT32 if kind == torch.float32 else WARPS}
+    with torch.cuda.device_of(v):  # triton launches on the current device, whatever the tensors' own
+        kernel[grid](*tensors, *sizes, *strides, **more, enable_fp_fusion=True)
