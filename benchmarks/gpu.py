@@ -63,6 +63,7 @@ ENDLESS: dict[str, dict[str, Any]] = {
     "log_linear_ssd": {},
 }
 LONG = ("hybrid", "moba", "nsa", "dsa", "forgetting_attention", "path_attention", "gated_delta_net", "ssd")
+COMPILED = ("gated_delta_net", "kda", "nsa")
 ROUNDS, STEP_ROUNDS = 21, 5
 DEVICE = "cuda"
 COPY_BYTES = 4 << 30
@@ -428,10 +429,9 @@ def steps() -> Iterator[Section]:
         f"One training step (forward, backward, AdamW) of {MODEL.n_layers} layers at d_model {MODEL.d_model} with"
         f" SwiGLU and {MODEL.vocab_size:,} tokens, about 130 million parameters with attention, heads {MODEL.d_head}"
         f" wide; length {MODEL.seq_len:,}, batch {MODEL.batch_size}, bfloat16 by autocast, in turns with attention's;"
-        " the highest memory that torch held; whether the host waits for the device in a step. Last, for mixers below"
-        " half of attention's tokens a second, the same with the layers of both compiled."
+        " the highest memory that torch held; whether the host waits for the device in a step."
     )
-    table = Table("", ["mixer", "ms/step", "tokens/s", "/ attention's", "peak GB", "waits", "compiled"])
+    table = Table("", ["mixer", "ms/step", "tokens/s", "/ attention's", "peak GB", "waits"])
     section.tables.append(table)
     shape = MODEL.seq_len, MODEL.batch_size
     reference = training_step("attention", *shape)
@@ -445,33 +445,36 @@ def steps() -> Iterator[Section]:
             torch.cuda.reset_peak_memory_stats()
             step()
             peak = (torch.cuda.max_memory_allocated() - before) / 1e9
-            table.rows.append([name, 1e3 * seconds[name], int(rate), ratio, peak, waits(step), None])
+            table.rows.append([name, 1e3 * seconds[name], int(rate), ratio, peak, waits(step)])
         except torch.OutOfMemoryError:
-            table.rows.append([name, None, None, None, None, "out of memory", None])
+            table.rows.append([name, None, None, None, None, "out of memory"])
         step = None
         yield section
-    slow = [row for row in table.rows if not isinstance(row[3], float) or row[3] < 0.5]
-    reference = None
-    for row in slow:
-        row[-1] = _compiled_rate(str(row[0]), *shape)
-        yield section
-    for how, column in (("", 3), (", compiled or not", -1)):
-        below = [str(row[0]) for row in slow if not isinstance(rate := row[column], float) or rate < 0.5]
-        what = f"mixers below half of attention's tokens a second{how}{': ' if below else ''}{', '.join(below)}"
-        section.targets.append(Target(what, 0, len(below), least=False))
+    slow = [str(row[0]) for row in table.rows if not isinstance(row[3], float) or row[3] < 0.5]
+    what = f"mixers below half of attention's tokens a second{': ' if slow else ''}{', '.join(slow)}"
+    section.targets.append(Target(what, 0, len(slow), least=False))
     yield section
 
 
-def _compiled_rate(name: str, *shape: int) -> float | None:
-    """Return the tokens a second of a compiled step as multiples of attention's; None if it does not compile."""
-    torch.compiler.reset()
-    torch.cuda.empty_cache()
-    try:
-        seconds = timed({each: training_step(each, *shape, compiled=True) for each in (name, "attention")}, STEP_ROUNDS)
-    except RuntimeError as error:  # also where memory is out
-        print(f"  {name} is not compiled: {error}", file=sys.stderr)
-        return None
-    return seconds["attention"] / seconds[name]
+def compiled() -> Iterator[Section]:
+    """Measure a training step whose layers torch.compile has made."""
+    section = Section(
+        "The steps above with each layer through torch.compile, in turns with the same step as it is and with"
+        " attention's, compiled."
+    )
+    table = Table("", ["mixer", "ms/step", "compiled", "times as fast", "compiled / attention's, compiled"])
+    section.tables.append(table)
+    shape = MODEL.seq_len, MODEL.batch_size
+    for name in COMPILED:
+        torch.compiler.reset()
+        torch.cuda.empty_cache()
+        runs = {"plain": training_step(name, *shape)}
+        runs |= {each: training_step(each, *shape, compiled=True) for each in (name, "attention")}
+        seconds = timed(runs, STEP_ROUNDS)
+        ours = seconds[name]
+        row: list[Cell] = [1e3 * seconds["plain"], 1e3 * ours, seconds["plain"] / ours, seconds["attention"] / ours]
+        table.rows.append([name, *row])
+        yield section
 
 
 def graphs() -> Iterator[Section]:
@@ -610,6 +613,7 @@ SECTIONS: dict[str, tuple[str, Callable[[], Iterator[Section]]]] = {
     "chunked": ("SSD, delta rules, gated linear attention", chunked),
     "kernels": ("Kernels against torch", kernels),
     "steps": ("A training step of each mixer", steps),
+    "compiled": ("A training step, compiled", compiled),
     "graphs": ("A training step as a CUDA graph", graphs),
     "lengths": ("A training step with length", lengths),
     "stream": ("A million tokens through stream", stream),
