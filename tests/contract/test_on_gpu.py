@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.contract.test_compile import assert_agrees
-from zoo import list_mixers
+from zoo import create_mixer, list_mixers
 from zoo.check import Property, properties
 from zoo.check.subject import Subject
 
@@ -36,3 +36,10 @@ def test_inductor_agrees_with_eager(name: str) -> None:
     torch.compiler.reset()
     mixer, x = subject(name).module(), subject(name).draw().requires_grad_()
     assert_agrees(torch.compile(mixer, fullgraph=True), mixer, x)
+
+
+@pytest.mark.parametrize("name", list_mixers())
+def test_it_can_be_made_on_the_device(name: str) -> None:
+    with torch.device("cuda"):
+        mixer = create_mixer(name, 32)
+    assert all(p.is_cuda for p in mixer.parameters())

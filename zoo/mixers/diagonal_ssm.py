@@ -127,11 +127,12 @@ class DiagonalSSM(SequenceMixer):
 
     def _draw_maps_of_modes(self) -> None:
         """B and C of the full real system in the basis of the kept eigenvectors."""
-        d_state, (_, vectors) = 2 * self.poles, hippo_modes(2 * self.poles)
+        d_state = 2 * self.poles
         std = d_state**-0.5 / TRUNCATED_STD
         B, C = torch.empty(d_state, self.d_model), torch.empty(self.d_model, d_state, 2)
         for drawn in (B, C):
             nn.init.trunc_normal_(drawn, std=std, a=-2 * std, b=2 * std)
+        vectors = hippo_modes(d_state)[1].to(B.device)
         with torch.no_grad():
             self.B.copy_(torch.view_as_real(vectors.mH @ B.to(vectors.dtype)))
             self.C.copy_(torch.view_as_real(torch.view_as_complex(C.double()) @ vectors))
