@@ -335,7 +335,8 @@ class Session:
         with _ctrl_c():
             self.trainer.fit(self.model, self.data, ckpt_path=self.checkpoint, weights_only=True)
         self.stopped_early = self.trainer.should_stop  # the next validation resets it
-        left = [each.time_remaining() for each in self.trainer.callbacks if isinstance(each, Timer)]
+        callbacks: list[Callback] = self.trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue]
+        left = [each.time_remaining() for each in callbacks if isinstance(each, Timer)]
         self.out_of_time = any(seconds is not None and seconds <= 0 for seconds in left)
         if self.trainer.strategy.broadcast(not self.folder.best.is_file()):
             # No validation has found a better one: training ended before the first, or there is none.
