@@ -8,7 +8,6 @@ from jaxtyping import Float, Inexact
 from torch import Tensor
 
 from zoo.cores import core
-from zoo.ops.attention import lag_matrix
 from zoo.ops.transforms import whole_in_export
 
 BLOCK = 128  # of `long_conv`
@@ -21,12 +20,15 @@ def causal_toeplitz(kernel: Inexact[Tensor, "*batch size"]) -> Inexact[Tensor, "
 
 
 @core("x", "batch seq value", "head batch seq value")
+@whole_in_export(
+    "(Tensor coefficients, Tensor x, SymInt seq_len) -> Tensor",
+    lambda coefficients, x, seq_len: x.new_empty(len(coefficients), x.shape[0], seq_len, x.shape[2]),
+)
 def toeplitz_mix(
     coefficients: Float[Tensor, "n_heads max_seq_len"], x: Float[Tensor, "batch slots d_model"], seq_len: int
 ) -> Float[Tensor, "n_heads batch seq d_model"]:
     """z_h,i = sum_{j <= i} coefficients[h, i - j] x_j for the last `seq_len` slots, lags counted in slots."""
-    lag = lag_matrix(seq_len, x.shape[1], x.device)
-    matrix = coefficients[:, lag.clamp(min=0)].masked_fill(lag < 0, 0.0)
+    matrix = causal_toeplitz(coefficients[:, : x.shape[1]])[:, -seq_len:]
     return matrix.unsqueeze(1) @ x
 
 
