@@ -20,7 +20,7 @@ from zoo.ops.transforms import differentiable_again, kernels_suffice, whole_in_e
 # Rows of a chunk: its decays grow with them, and the states, one a chunk, are fewer.
 CHUNK, CHUNK_OF_LARGE_STATES = 32, 64
 LARGE_STATE = 64 * 64
-KERNEL_CHUNK = 64
+CHUNK_OF_KERNELS = 64
 
 
 @core("v", "batch head seq value")
@@ -58,7 +58,7 @@ def ssd(
     kind = rounded_type(state)
     with full_precision(q.device):
         if q.shape[2] == log_decay.shape[2] and not state.is_complex() and kernels_suffice(state):
-            step = into_chunks(log_decay.float().unsqueeze(3), KERNEL_CHUNK).squeeze(4)
+            step = into_chunks(log_decay.float().unsqueeze(3), CHUNK_OF_KERNELS).squeeze(4)
             return _Kernel.apply(kind, q, k, v, running_sum(step).contiguous(), state)
         return _by_products(kind, q, k, v, log_decay, state)
 
@@ -156,7 +156,7 @@ def _forward(*given: Any) -> tuple[Tensor, ...]:
 @_forward.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, total: Tensor, state: Tensor, kind: torch.dtype) -> tuple[Tensor, ...]:
     kept = state.new_empty(*total.shape[:3], *state.shape[2:], dtype=kind)
-    return _time_first(v, v.shape[3], state.dtype), state.new_empty(state.shape), kept
+    return time_first(v, v.shape[3], state.dtype), state.new_empty(state.shape), kept
 
 
 @torch.library.custom_op(
@@ -176,17 +176,17 @@ def _(
     grad_y: Tensor, grad_final: Tensor, q: Tensor, k: Tensor, v: Tensor, total: Tensor, kept: Tensor
 ) -> tuple[Tensor, ...]:
     kinds = (torch.float32 if q.shape[1] != v.shape[1] else t.dtype for t in (q, k))
-    of_q, of_k = (_time_first(v, q.shape[3], kind) for kind in kinds)
+    of_q, of_k = (time_first(v, q.shape[3], kind) for kind in kinds)
     return (
         of_q,
         of_k,
-        _time_first(v, v.shape[3], v.dtype),
+        time_first(v, v.shape[3], v.dtype),
         torch.empty_like(total),
         grad_final.new_empty(grad_final.shape),
     )
 
 
-def _time_first(like: Tensor, width: int, kind: torch.dtype) -> Tensor:
+def time_first(like: Tensor, width: int, kind: torch.dtype) -> Tensor:
     """Return an empty (batch, heads, seq, width) whose heads lie side by side in memory, as layers join them."""
     batch, heads, seq_len, _ = like.shape
     return like.new_empty(batch, seq_len, heads, width, dtype=kind).transpose(1, 2)

@@ -22,6 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from zoo.ops.ssd import time_first
+
 # Channels of a tile, and warps: full float32 is multiplied number by number, and holds more of them in registers.
 BLOCK, WARPS = 64, 4
 BLOCK_OF_FLOAT32, WARPS_OF_FLOAT32 = 32, 8
@@ -259,7 +261,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, total: Tensor, state: Tensor, kind:
     """
     q, k, v, state = *(_dense(t) for t in (q, k, v)), state.contiguous()
     kept, final = _run_states(k, v, total, state, kind, backwards=False)
-    y = _time_first(v, state.dtype)
+    y = time_first(v, v.shape[3], state.dtype)
     grid = len(kept.flatten(0, 2)), triton.cdiv(v.shape[3], _block(v, kind))
     _launch(_outputs, grid, kind, (q, k, v, total, kept, y), (q, k, v, y), q, v, total)
     return y, final, kept
@@ -275,8 +277,8 @@ def backward(
     grad_y, q, k, v = (_dense(t) for t in (grad_y, q, k, v))
     arriving, grad_state = _run_states(q, grad_y, total, grad_final.contiguous(), kept.dtype, backwards=True)
     shared = q.shape[1] != v.shape[1]
-    grad_q, grad_k = (_time_first(v, torch.float32 if shared else t.dtype, t.shape[3]) for t in (q, k))
-    grad_v = _time_first(v, v.dtype)
+    grad_q, grad_k = (time_first(v, t.shape[3], torch.float32 if shared else t.dtype) for t in (q, k))
+    grad_v = time_first(v, v.shape[3], v.dtype)
     reading, writing = (torch.empty_like(total, dtype=torch.float32) for _ in range(2))
     at_end = reading.new_empty(total.shape[:3])
     grid, given, sizes = (at_end.numel(),), (q, k, v, total, kept, grad_y), (q, v, total)
@@ -299,12 +301,6 @@ def _run_states(
 
 def _dense(t: Tensor) -> Tensor:
     return t if t.stride(3) == 1 else t.contiguous()
-
-
-def _time_first(like: Tensor, dtype: torch.dtype, width: int | None = None) -> Tensor:
-    """Return an empty (batch, heads, seq, width) whose heads lie side by side in memory, as layers join them."""
-    batch, heads, seq_len, d_value = like.shape
-    return like.new_empty(batch, seq_len, heads, width or d_value, dtype=dtype).transpose(1, 2)
 
 
 def _block(t: Tensor, kind: torch.dtype) -> int:
