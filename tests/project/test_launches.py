@@ -35,6 +35,16 @@ def test_launches_stay_within_a_budget_and_do_not_grow(name: str) -> None:
         assert there <= 1.1 * here
 
 
+@pytest.mark.parametrize("name", ["path_attention", "deltaformer"])
+def test_no_matrix_over_all_pairs_of_positions_is_kept(name: str) -> None:
+    """Theirs is no kernel that makes them in pieces: the backward pass computes them again."""
+    mixer, x = mixer_and_input(name, 2048, 32, "meta")
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        mixer(x.requires_grad_())
+    assert max(kept) < 2048**2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", random.Random("graph").sample(OF_THEIR_OWN_OP, 10))  # ten seconds each
 def test_a_compiled_graph_does_not_grow(name: str, unchecked_shapes: None) -> None:

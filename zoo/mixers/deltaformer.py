@@ -33,7 +33,8 @@ class DeltaFormer(SequenceMixer):
     As `delta_net` stores a value less what its key already finds, attention here stores a value less what its query
     already finds. u depends on all earlier u: a softmax layer that tracks states. It is computed in blocks of positions
     with one triangular solve each, beside which the work is that of softmax attention. Beyond [-1, 1] beta would let u
-    grow exponentially along the sequence. Memory is linear in the length on a CPU and quadratic on other devices.
+    grow exponentially along the sequence. Memory is linear in the length on a CPU and quadratic on other
+    devices, of one layer at a time.
 
     Coefficients. Queries and keys, beta. Values are linear, so that the offset is zero.
 

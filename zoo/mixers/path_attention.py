@@ -45,8 +45,8 @@ class PathAttention(SequenceMixer):
     heads. Computed in chunks, with one triangular solve each. Every chunk moves the keys before it in its block, every
     block all keys before it: more work than softmax attention and as quadratic in the length. At 1,024 positions a
     training step on a CPU has less than half of the tokens a second of `gated_delta_net`. Blocks are recomputed in the
-    backward pass, so that memory is linear in the length on a CPU. On other devices, and compiled, it is quadratic: all
-    logits are made at once, so that the number of operations does not grow.
+    backward pass, so that memory is linear in the length on a CPU. On other devices it is quadratic, of one layer at a
+    time, and of each if compiled: all logits are made at once, so that the number of operations does not grow.
 
     Coefficients. Queries, keys, w and beta, log f. Values are linear, so that the offset is zero.
 

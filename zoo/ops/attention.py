@@ -229,6 +229,11 @@ def is_long(q: Float[Tensor, "batch n_heads seq d_head"]) -> bool:
     return q.shape[2] > 2 * QUERIES
 
 
+def recomputes(q: Float[Tensor, "batch n_heads seq d_head"]) -> bool:
+    """Return whether the weights of these queries, of one block, are computed again in the backward pass."""
+    return is_long(q) and not followed()
+
+
 def recomputed(block: Callable[..., Any], *given: Tensor | None) -> Any:
     """`block(*given)` without autocast, a tensor or a tuple; only `given` is kept for the backward pass.
 

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from zoo.cores import core
-from zoo.ops.attention import is_long, lag_matrix, query_blocks, recomputed
+from zoo.ops.attention import is_long, lag_matrix, query_blocks, recomputed, recomputes
 from zoo.ops.precision import DType, Product, full_precision, product_of, rounded_type
 from zoo.ops.transforms import compiling, on_cpu, one_operation, whole_in_export
 
@@ -34,9 +34,9 @@ def delta_attend(
 
         (I + diag(beta) P) u = v,      y_t = u_t + sigmoid(log sum_{j < t} exp(l_tj) - l_tt) (r_t - u_t).
 
-    On the CPU a block of queries is computed at a time, and recomputed in the backward pass: no matrix over all pairs
-    of positions is kept. On other devices there is one block. The op is differentiable once where a compiler sees it
-    with a long sequence.
+    No matrix over all pairs of positions is kept for the backward pass, which computes it again. On the CPU, a block of
+    queries at a time, none is made; on other devices there is one block. The op is differentiable once where a compiler
+    sees it with a long sequence.
 
     Args:
         q: queries of the chunk.
@@ -64,7 +64,7 @@ def _by_blocks(
     outputs, stored = [], [cache]
     for first, last in query_blocks(q) if on_cpu(q) else [(0, int(q.shape[2]))]:
         given = q[:, :, first:last], k[:, :, : past + last], v[:, :, first:last], beta[:, :, first:last], *stored
-        y, u = recomputed(block, *given) if first else block(*given)
+        y, u = recomputed(block, *given) if first or recomputes(given[0]) else block(*given)
         outputs.append(y)
         stored.append(u)
     return torch.cat(outputs, dim=2), torch.cat(stored[1:], dim=2)

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from zoo.cores import core
-from zoo.ops.attention import attend_by, forgetting_bias, forgotten_since, query_blocks, recomputed
+from zoo.ops.attention import attend_by, forgetting_bias, forgotten_since, query_blocks, recomputed, recomputes
 from zoo.ops.precision import Product, chunk_product, full_precision
 from zoo.ops.transforms import compiling, on_cpu, whole_in_export
 
@@ -40,8 +40,9 @@ def path_attend(
 ) -> tuple[Float[Tensor, "batch n_heads seq d_value"], Float[Tensor, "batch n_kv_heads slots d_head"]]:
     """softmax_j((q_i^T H_i ... H_{j+1} k_j + log f_{j+1} + ... + log f_i) / sqrt(d_head)) v_j, H as in `path_logits`.
 
-    On the CPU a block of queries at a time, recomputed in the backward pass: no matrix over all pairs of positions is
-    kept. The keys before a block are moved up to it block by block, each time from where their own block ends.
+    No matrix over all pairs of positions is kept for the backward pass, which computes it again. On the CPU, a block of
+    queries at a time, none is made. The keys before a block are moved up to it block by block, each time from where
+    their own block ends.
 
     Args:
         q, k, w, beta, cache: as in `path_logits`.
@@ -62,7 +63,7 @@ def path_attend(
             given = [t[:, :, first:last] for t in (q, k, w, beta)]
             given += [v[:, :, : past + last], None if log_forget is None else log_forget[:, :, :last], forgotten]
             given += [cache, *(t[:, :n] for t in ends)]
-            y, moved = recomputed(block, *given) if n else block(*given)
+            y, moved = recomputed(block, *given) if n or recomputes(given[0]) else block(*given)
             outputs.append(y)
             after = moved if last == q.shape[2] else after
     return torch.cat(outputs[::-1], dim=2), after
