@@ -88,6 +88,8 @@ class _Rounded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,), (a, b) = grads, ctx.saved_tensors
+        if not torch.is_grad_enabled():  # rounded once for both products; to be differentiated again, in each
+            grad = grad.to(ctx.kind)
         of_a = _Rounded.apply(ctx.kind, grad, b.mT).sum_to_size(ctx.shapes[0]) if ctx.needs_input_grad[1] else None
         of_b = _Rounded.apply(ctx.kind, a.mT, grad).sum_to_size(ctx.shapes[1]) if ctx.needs_input_grad[2] else None
         return None, of_a, of_b
