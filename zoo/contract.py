@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.amp.autocast_mode import is_autocast_available
-from torch.nn import Parameter
 
 from zoo.errors import unknown
 from zoo.modules import Configured, no_weight_decay, on_meta, reset_submodules
@@ -112,8 +110,9 @@ class SequenceMixer(Configured, ABC):
                 outputs, states or gradients; the output there is zero.
 
         Raises:
-            ValueError: wrong shape or dtype, an empty sequence, lengths outside 0..seq. A tensor of lengths that is
-                not on the CPU, or code that is compiled or mapped, is trusted: reading values waits for the device.
+            ValueError: wrong shape, an x that is not floating point, an empty sequence, lengths outside 0..seq. A
+                tensor of lengths that is not on the CPU, or code that is compiled or mapped, is trusted: reading values
+                waits for the device. An x of another precision than the parameters is torch's RuntimeError.
         """
         return self.stream(x, None, lengths)[0]
 
@@ -136,7 +135,6 @@ class SequenceMixer(Configured, ABC):
         lengths = as_lengths(lengths, x)
         self._check_input(x, lengths)
         if state is None:
-            self._check_dtype(x)
             state = self.empty_state(x.shape[0], x.dtype, x.device)
         else:
             self._check_state(state, x)
@@ -215,15 +213,6 @@ class SequenceMixer(Configured, ABC):
             raise ValueError(f"lengths are on {lengths.device}, x on {x.device}")
         if readable(lengths) and lengths.numel():
             require_within(int(lengths.min()), int(lengths.max()), x.shape[1])
-
-    def _check_dtype(self, x: Tensor) -> None:
-        kind = x.device.type
-        if torch.compiler.is_compiling() or (is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
-            return
-        # A sharded parameter is of another type here than where it is used.
-        dtypes = {each.dtype for each in self.parameters() if type(each) is Parameter and each.is_floating_point()}
-        if dtypes and x.dtype not in dtypes:
-            raise ValueError(f"x is {x.dtype}, the parameters are {', '.join(map(str, dtypes))}: convert one of them")
 
     def _check_state(self, state: Any, x: Tensor) -> None:
         if torch.compiler.is_compiling():

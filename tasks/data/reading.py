@@ -42,9 +42,7 @@ class OfSplits(Task):
 
 
 def read_files(path: Path) -> dict[Path, bytes]:
-    """Read a file, or the text files in a folder and its subfolders in the order of their paths.
-
-    Hidden files and those with a zero byte, such as pictures, are no text files.
+    """Read a file, or the files in a folder and its subfolders, without hidden ones, in the order of their paths.
 
     Raises:
         ValueError: there is nothing to read.
@@ -57,8 +55,6 @@ def read_files(path: Path) -> dict[Path, bytes]:
         contents = {file: file.read_bytes() for file in files}
     except OSError as error:
         raise ValueError(f"cannot read {error.filename or path}: {error.strerror}") from None
-    if path.is_dir():
-        contents = {file: content for file, content in contents.items() if b"\0" not in content}
     if not any(contents.values()):
         raise ValueError(f"{path} is empty")
     return contents

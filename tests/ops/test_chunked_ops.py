@@ -247,6 +247,24 @@ def test_ssd_by_kernels_with_operands_in_bfloat16(
         assert (mine.cpu().double() - right).norm() <= tolerance(torch.bfloat16)["rtol"] * right.norm()
 
 
+@pytest.mark.parametrize("road", ["cpu", "cuda"], indirect=True)
+def test_second_derivatives_of_ssd_in_float32_where_inputs_depend_on_each_other(
+    road: str, generator: torch.Generator
+) -> None:
+    """On CUDA the kernels are differentiated again by plain operations, in which each input stands for itself."""
+    k, v = (draw(1, HEADS, 20, width, generator=generator) for width in (D_KEY, D_VALUE))
+    state = draw(1, HEADS, D_KEY, D_VALUE, generator=generator)
+
+    def found(dtype: torch.dtype, device: str) -> list[Tensor]:
+        x, values, start = differentiable(*(t.to(device, dtype) for t in (k, v, state)))
+        y, final = ssd(x.tanh(), x, values, -values.square().mean(3), start)
+        first = torch.autograd.grad(y.square().sum() + final.sum(), (x, values), create_graph=True)
+        return [*first, *torch.autograd.grad(sum(t.square().sum() for t in first), (x, values, start))]
+
+    for narrow, wide in zip(found(torch.float32, road), found(torch.float64, "cpu"), strict=True):
+        assert (narrow.cpu().double() - wide).norm() <= tolerance(torch.float32)["rtol"] * wide.norm()
+
+
 @ALL_ROADS
 @EACH
 def test_a_decay_that_clears_everything_is_no_nan(name: str, road: str, generator: torch.Generator) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from tests import reference
 from tests.cases import draw, randomise, trained_by_outputs
@@ -274,6 +275,19 @@ def test_blocks_of_queries_are_all_queries_at_once(
     monkeypatch.setattr("zoo.ops.attention.QUERIES", 5)
     for ours, once in zip(outcome(), expected, strict=True):
         assert_close(ours, once)
+
+
+@pytest.mark.slow  # torch.utils.checkpoint imports the compiler
+@pytest.mark.parametrize("name", ["forgetting_attention", "path_attention", "deltaformer"])
+def test_blocks_may_be_recomputed_within_a_checkpoint(
+    name: str, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zoo.ops.attention.QUERIES", 5)
+    mixer = randomise(create_mixer(name, 8), generator).double()
+    x = draw(1, 20, 8, generator=generator).requires_grad_()
+    calls = mixer(x), checkpoint(mixer, x, use_reentrant=False)
+    plain, checkpointed = (torch.autograd.grad(y.square().sum(), [x, *mixer.parameters()]) for y in calls)
+    assert_close(checkpointed, plain)
 
 
 @pytest.mark.slow

@@ -160,7 +160,9 @@ def _by_flex_attention(
     def visible(row: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (j <= reach[i]) & (j >= start[row])
 
-    mask = copy(_tiles(seq_len, slots, q.device))
+    # What is made in a capture, or of tensors without numbers, is not kept for other calls.
+    alone = torch._C._len_torch_dispatch_stack() or (q.is_cuda and torch.cuda.is_current_stream_capturing())  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    mask = copy((_tiles.__wrapped__ if alone else _tiles)(seq_len, slots, q.device))
     mask.mask_mod = visible
     q, k, v = (F.pad(t, (0, max(0, 16 - t.shape[3]))) for t in (q, k, v))  # its kernel has no narrower heads
     grouped = bool(k.shape[1] != q.shape[1])
@@ -252,9 +254,9 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        again = torch.is_grad_enabled()  # for a derivative of this one
-        with torch.enable_grad(), full_precision(ctx.saved_tensors[0].device):
-            given = [None if t is None else t.view_as(t) for t in ctx.saved_tensors]
+        again, saved = torch.is_grad_enabled(), ctx.saved_tensors  # again: for a derivative of this one
+        with torch.enable_grad(), full_precision(saved[0].device):
+            given = [None if t is None else t.view_as(t) for t in saved]
             outputs = ctx.block(*given)
         outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
         wanted = [t for t, needed in zip(given, ctx.needs_input_grad[1:], strict=True) if needed and t is not None]

@@ -124,7 +124,7 @@ class _Kernel(torch.autograd.Function):
         if torch.is_grad_enabled():  # to be differentiated again, which the products' gradients can be
             return None, *differentiable_again(partial(_from_sums, ctx.kind), given, ctx.needs_input_grad[1:], grads)
         grad_q, grad_k, *others = _backward(*grads, *given[:4], kept)
-        return None, *(_shared(t, given[0]) for t in (grad_q, grad_k)), *others
+        return None, _shared(grad_q, given[0]), _shared(grad_k, given[1]), *others
 
 
 def _from_sums(kind: DType, q: Tensor, k: Tensor, v: Tensor, total: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,7 +136,7 @@ def _shared(grads: Tensor, q: Tensor) -> Tensor:
     """Return the gradient of queries or keys that heads share, from that of each head."""
     if grads.shape[1] == q.shape[1]:
         return grads
-    return grads.unflatten(1, (q.shape[1], -1)).sum(2).to(q.dtype)
+    return grads.reshape(len(grads), q.shape[1], -1, *grads.shape[2:]).sum(2).to(q.dtype)
 
 
 # The kernels are custom ops: one operation to a compiler.

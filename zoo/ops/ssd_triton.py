@@ -85,7 +85,7 @@ def _states(
             weight = tl.exp(total.to(tl.float32))
         else:
             weight = tl.exp((end - total).to(tl.float32))
-        t = chunk * SIZE + r
+        t = tl.cast(chunk, tl.int64) * SIZE + r
         k = _tile(k_ptr, key, t, 1, k_time, d_key, seq_len).to(KIND)
         v = _tile(v_ptr, t, value, v_time, 1, seq_len, d_value).to(tl.float32) * weight[:, None]
         s = tl.dot(k, v.to(KIND), tl.exp(end.to(tl.float32)) * s, input_precision=PRECISION)

@@ -28,7 +28,7 @@ def toeplitz_mix(
     coefficients: Float[Tensor, "n_heads max_seq_len"], x: Float[Tensor, "batch slots d_model"], seq_len: int
 ) -> Float[Tensor, "n_heads batch seq d_model"]:
     """z_h,i = sum_{j <= i} coefficients[h, i - j] x_j for the last `seq_len` slots, lags counted in slots."""
-    matrix = causal_toeplitz(coefficients[:, : x.shape[1]])[:, -seq_len:]
+    matrix = causal_toeplitz(coefficients[:, : x.shape[1]])[:, x.shape[1] - seq_len :]
     return matrix.unsqueeze(1) @ x
 
 

@@ -186,6 +186,7 @@ def differentiable_again(
 
     A kernel's backward pass computes numbers; it calls this one if its gradients are to be differentiated.
     """
+    given = [t.view_as(t) if isinstance(t, Tensor) else t for t in given]  # else one would hold the others' gradients
     wanted = [t for t, asked in zip(given, needed, strict=True) if asked]
     found = iter(torch.autograd.grad(function(*given), wanted, grads, create_graph=True))
     return tuple(next(found) if asked else None for asked in needed)

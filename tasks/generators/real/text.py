@@ -50,7 +50,7 @@ class Text(OfSplits):
         b' torch.svd(a'
 
     Args:
-        path: a file, or a folder whose text files are read in the order of their names, without hidden ones.
+        path: a file, or a folder whose files are read in the order of their names, without hidden ones.
         dataset: a data set of the hub by name, or a local folder with one.
         config: configuration of the data set.
         column: the data set's column with the text of each row; rows are joined by line feeds.
