@@ -57,6 +57,22 @@ def _between(later, earlier, i, j):
 
 @triton.jit
 @no_type_check
+def _scores(
+    a_ptr, b_ptr, t, a_time, b_time, seq_len, width,
+    KIND: tl.constexpr, PRECISION: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """a_i . b_j over all channels, for the positions t of a chunk."""
+    scores = tl.zeros([SIZE, SIZE], tl.float32)
+    for first in range(0, width, BLOCK):
+        channel = first + tl.arange(0, BLOCK)
+        a = _tile(a_ptr, t, channel, a_time, 1, seq_len, width).to(KIND)
+        b = _tile(b_ptr, channel, t, 1, b_time, width, seq_len).to(KIND)
+        scores = tl.dot(a, b, scores, input_precision=PRECISION)
+    return scores
+
+
+@triton.jit
+@no_type_check
 def _states(
     k_ptr, v_ptr, total_ptr, state_ptr, kept_ptr, final_ptr, heads, share, seq_len, chunks, d_key, d_value,
     k_row, k_head, k_time, v_row, v_head, v_time,
@@ -147,18 +163,8 @@ def _of_queries(
     grad_ptr += row * grad_row + head * grad_head
     kept_ptr += chunk * d_key * d_value
     total = tl.load(total_ptr + chunk * SIZE + r)
-    scores = tl.zeros([SIZE, SIZE], tl.float32)
-    for first in range(0, d_key, KEYS):
-        key = first + tl.arange(0, KEYS)
-        q = _tile(q_ptr, t, key, q_time, 1, seq_len, d_key).to(KIND)
-        k = _tile(k_ptr, key, t, 1, k_time, d_key, seq_len).to(KIND)
-        scores = tl.dot(q, k, scores, input_precision=PRECISION)
-    of_scores = tl.zeros([SIZE, SIZE], tl.float32)
-    for first in range(0, d_value, VALUES):
-        value = first + tl.arange(0, VALUES)
-        grad = _tile(grad_ptr, t, value, grad_time, 1, seq_len, d_value).to(KIND)
-        v = _tile(v_ptr, value, t, 1, v_time, d_value, seq_len).to(KIND)
-        of_scores = tl.dot(grad, v, of_scores, input_precision=PRECISION)
+    scores = _scores(q_ptr, k_ptr, t, q_time, k_time, seq_len, d_key, KIND, PRECISION, SIZE, KEYS)
+    of_scores = _scores(grad_ptr, v_ptr, t, grad_time, v_time, seq_len, d_value, KIND, PRECISION, SIZE, VALUES)
     of_scores *= _between(total[:, None], total[None, :], r[:, None], r[None, :])
     of_total = tl.sum(tl.where(r[:, None] > r[None, :], scores * of_scores, 0.0), axis=1)
     narrow = of_scores.to(KIND)
@@ -205,18 +211,8 @@ def _of_keys(
     end = tl.load(total_ptr + chunk * SIZE + SIZE - 1)
     until = tl.exp((end - total).to(tl.float32))
     decay = _between(total[None, :], total[:, None], r[None, :], r[:, None])  # rows are earlier here
-    scores = tl.zeros([SIZE, SIZE], tl.float32)
-    for first in range(0, d_key, KEYS):
-        key = first + tl.arange(0, KEYS)
-        k = _tile(k_ptr, t, key, k_time, 1, seq_len, d_key).to(KIND)
-        q = _tile(q_ptr, key, t, 1, q_time, d_key, seq_len).to(KIND)
-        scores = tl.dot(k, q, scores, input_precision=PRECISION)
-    of_scores = tl.zeros([SIZE, SIZE], tl.float32)
-    for first in range(0, d_value, VALUES):
-        value = first + tl.arange(0, VALUES)
-        v = _tile(v_ptr, t, value, v_time, 1, seq_len, d_value).to(KIND)
-        grad = _tile(grad_ptr, value, t, 1, grad_time, d_value, seq_len).to(KIND)
-        of_scores = tl.dot(v, grad, of_scores, input_precision=PRECISION)
+    scores = _scores(k_ptr, q_ptr, t, k_time, q_time, seq_len, d_key, KIND, PRECISION, SIZE, KEYS)
+    of_scores = _scores(v_ptr, grad_ptr, t, v_time, grad_time, seq_len, d_value, KIND, PRECISION, SIZE, VALUES)
     scores *= decay
     of_total = tl.sum(tl.where(r[:, None] < r[None, :], scores * of_scores, 0.0), axis=1)
     narrow, of_narrow = scores.to(KIND), (of_scores * decay).to(KIND)
