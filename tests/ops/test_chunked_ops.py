@@ -251,7 +251,7 @@ def test_ssd_by_kernels_with_operands_in_bfloat16(
 def test_second_derivatives_of_ssd_in_float32_where_inputs_depend_on_each_other(
     road: str, generator: torch.Generator
 ) -> None:
-    """On CUDA the kernels are differentiated again by plain operations, in which each input stands for itself."""
+    """On CUDA the kernels are differentiated again by plain operations, which take the inputs as independent."""
     k, v = (draw(1, HEADS, 20, width, generator=generator) for width in (D_KEY, D_VALUE))
     state = draw(1, HEADS, D_KEY, D_VALUE, generator=generator)
 

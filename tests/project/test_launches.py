@@ -37,7 +37,7 @@ def test_launches_stay_within_a_budget_and_do_not_grow(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["path_attention", "deltaformer"])
 def test_no_matrix_over_all_pairs_of_positions_is_kept(name: str) -> None:
-    """Theirs is no kernel that makes them in pieces: the backward pass computes them again."""
+    """Neither has a fused kernel: the backward pass computes the weights again."""
     mixer, x = mixer_and_input(name, 2048, 32, "meta")
     kept: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):

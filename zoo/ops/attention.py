@@ -21,7 +21,7 @@ from zoo.cores import core
 from zoo.ops.chunked import running_sum, segment_sums
 from zoo.ops.precision import full_precision, widest
 from zoo.ops.time import right_align
-from zoo.ops.transforms import compiling, followed, kernels_suffice, one_operation, whole_in_export
+from zoo.ops.transforms import compiling, followed, in_a_mode, kernels_suffice, one_operation, whole_in_export
 
 QUERIES = 256
 _TILE = 128  # of FlexAttention's mask
@@ -119,7 +119,7 @@ def forgetting_attend(
     with full_precision(q.device):
         if not is_long(q):
             return _by_blocks(*given)
-        # As one operation it runs again in the backward pass.
+        # As one operation it would run once more in the backward pass.
         return (_one_operation if compiling() or log_forget.is_meta else _long_forgetting)(*given)
 
 
@@ -160,9 +160,9 @@ def _by_flex_attention(
     def visible(row: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (j <= reach[i]) & (j >= start[row])
 
-    # What is made in a capture, or of tensors without numbers, is not kept for other calls.
-    alone = torch._C._len_torch_dispatch_stack() or (q.is_cuda and torch.cuda.is_current_stream_capturing())  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-    mask = copy((_tiles.__wrapped__ if alone else _tiles)(seq_len, slots, q.device))
+    # A mask made while a CUDA graph is captured, or by a mode that fakes tensors, must not serve other calls.
+    passing = in_a_mode() or (q.is_cuda and torch.cuda.is_current_stream_capturing())
+    mask = copy((_tiles.__wrapped__ if passing else _tiles)(seq_len, slots, q.device))
     mask.mask_mod = visible
     q, k, v = (F.pad(t, (0, max(0, 16 - t.shape[3]))) for t in (q, k, v))  # its kernel has no narrower heads
     grouped = bool(k.shape[1] != q.shape[1])
@@ -171,7 +171,7 @@ def _by_flex_attention(
 
 
 @lru_cache(maxsize=8)
-@torch.inference_mode(False)  # kept for steps that train
+@torch.inference_mode(False)  # a mask made in validation serves training too
 def _tiles(seq_len: int, slots: int, device: torch.device) -> Any:
     """Return FlexAttention's mask in which a tile of queries meets the tiles of slots up to its last query."""
     from torch.nn.attention.flex_attention import BlockMask

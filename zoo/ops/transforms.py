@@ -66,6 +66,11 @@ def kernels_suffice(t: Tensor) -> bool:
     return kind == "meta" or (kind == "cuda" and _TRITON)
 
 
+def in_a_mode() -> bool:
+    """Return whether a mode of torch sees each operation: one that counts them, or that fakes their tensors."""
+    return bool(torch._C._len_torch_dispatch_stack())  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+
+
 def loops_suffice(t: Tensor) -> bool:
     """Return whether numba's loops may stand for operations on `t`: float32 on the CPU, and nothing looks at these.
 
@@ -79,7 +84,7 @@ def loops_suffice(t: Tensor) -> bool:
         and not coefficients.active()
         and not followed()
         and not torch._C._get_tracing_state()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-        and not torch._C._len_torch_dispatch_stack()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        and not in_a_mode()
     )
 
 
@@ -186,7 +191,9 @@ def differentiable_again(
 
     A kernel's backward pass computes numbers; it calls this one if its gradients are to be differentiated.
     """
-    given = [t.view_as(t) if isinstance(t, Tensor) else t for t in given]  # else one would hold the others' gradients
+    given = [
+        t.view_as(t) if isinstance(t, Tensor) else t for t in given
+    ]  # an input computed from another would count twice
     wanted = [t for t, asked in zip(given, needed, strict=True) if asked]
     found = iter(torch.autograd.grad(function(*given), wanted, grads, create_graph=True))
     return tuple(next(found) if asked else None for asked in needed)
