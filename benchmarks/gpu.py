@@ -361,7 +361,7 @@ def in_torch(run: Callable[..., Any]) -> Callable[..., Any]:
 
     def without(*given: Any) -> Any:
         with contextlib.ExitStack() as stack:
-            for place in ("carry", "slstm", "ridge", "attention", "conv", "ssd"):
+            for place in ("carry", "slstm", "ridge", "attention", "conv", "ssd", "dplr"):
                 stack.enter_context(mock.patch(f"zoo.ops.{place}.kernels_suffice", return_value=False))
             stack.enter_context(mock.patch("zoo.ops.scan._choose", return_value="torch"))
             return run(*given)

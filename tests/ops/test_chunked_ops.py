@@ -25,6 +25,7 @@ from zoo.ops.dplr import dplr
 from zoo.ops.linear_recurrence import linear_recurrence
 from zoo.ops.mlstm import mlstm
 from zoo.ops.momentum import momentum_delta_rule
+from zoo.ops.precision import rounded_type
 from zoo.ops.ridge import ridge_queries
 from zoo.ops.ssd import ssd
 from zoo.ops.trapezoid import advance_angles
@@ -149,13 +150,19 @@ ALL_ROADS = pytest.mark.parametrize("road", ["cpu", "cuda", "mps"], indirect=Tru
 def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Send tensors down the road of a device: Triton's kernels on CUDA, pairs of chunks elsewhere and in float64.
 
+    The delta rule has kernels only for rounded operands: here float32 is what they are rounded to.
     Returns the device that float32 tensors belong on: CUDA where it is here, else Triton interprets its kernels.
     """
     if request.param == "cuda":
         pytest.importorskip("triton")
         multiply_bfloat16(monkeypatch)
+        monkeypatch.setattr("zoo.ops.dplr.rounded_type", lambda state: rounded_type(state) or _float32(state))
     monkeypatch.setattr(transforms, "_device_type", lambda t: request.param)
     return "cuda" if request.param == "cuda" and torch.cuda.is_available() else "cpu"
+
+
+def _float32(state: Tensor) -> torch.dtype | None:
+    return torch.float32 if state.dtype == torch.float32 else None
 
 
 def multiply_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,21 +232,34 @@ def assert_float32_is_the_loop(name: str, seq_len: int, generator: torch.Generat
 
 
 @pytest.mark.parametrize(
-    ("groups", "seq_len", "d_key", "d_value"), [(1, 70, 5, 3), slow(2, 130, 70, 33), slow(1, 64, 16, 130)]
+    ("op", "groups", "seq_len", "d_key", "d_value"),
+    [
+        (ssd, 1, 70, 5, 3),
+        slow(ssd, 2, 130, 70, 33),
+        slow(ssd, 1, 64, 16, 130),
+        (delta_rule, 2, 70, 5, 3),
+        slow(delta_rule, 2, 130, 70, 33),
+        slow(delta_rule, 2, 64, 256, 130),
+    ],
 )
 @ON_CUDA
-def test_ssd_by_kernels_with_operands_in_bfloat16(
-    groups: int, seq_len: int, d_key: int, d_value: int, road: str, generator: torch.Generator
+def test_kernels_with_operands_in_bfloat16(
+    op: Any, groups: int, seq_len: int, d_key: int, d_value: int, road: str, generator: torch.Generator
 ) -> None:
     """Against the loop in float64, from numbers that bfloat16 holds; decays, sums and states are float32."""
-    q, k = (draw(2, groups, seq_len, d_key, generator=generator) / d_key**0.5 for _ in range(2))
+    q, k = (unit_length(draw(2, groups, seq_len, d_key, generator=generator)) for _ in range(2))
     v, state = (draw(2, HEADS, rows, d_value, generator=generator) for rows in (seq_len, d_key))
-    wide = differentiable(*(t.bfloat16().double() for t in (q, k, v)), log_decays(generator, 2, HEADS, seq_len), state)
-    given = differentiable(*(t.to(road, torch.bfloat16 if n < 3 else torch.float32) for n, t in enumerate(wide)))
+    beta = [2 * torch.sigmoid(2 * draw(2, HEADS, seq_len, generator=generator))] if op is delta_rule else []
+    wide = [*(t.bfloat16().double() for t in (q, k, v, *beta)), log_decays(generator, 2, HEADS, seq_len), state]
+    wide, rounded = differentiable(*wide), 3 + len(beta)
+    given = differentiable(*(t.to(road, torch.bfloat16 if n < rounded else torch.float32) for n, t in enumerate(wide)))
     with torch.autocast(road, torch.bfloat16):
-        found = ssd(*given)
-    of_heads = (t.repeat_interleave(HEADS // groups, 1) for t in wide[:2])
-    expected = loop(*of_heads, wide[2], wide[3].unsqueeze(3), None, None, wide[4])
+        found = op(*given)
+    if op is delta_rule:
+        expected = delta_loop(*wide[:3], wide[3].unsqueeze(3), *wide[4:])
+    else:
+        of_heads = (t.repeat_interleave(HEADS // groups, 1) for t in wide[:2])
+        expected = loop(*of_heads, wide[2], wide[3].unsqueeze(3), None, None, wide[4])
     seeds = [draw(*t.shape, generator=generator) for t in expected]
     found = [*found, *torch.autograd.grad(found, given, [t.float().to(road) for t in seeds])]
     expected = [*expected, *torch.autograd.grad(expected, wide, seeds)]

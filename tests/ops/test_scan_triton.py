@@ -101,16 +101,18 @@ def test_the_same_numbers_twice(generator: torch.Generator) -> None:
 
 
 COMPILE = """
+import itertools
 import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from zoo.ops import carry_triton, conv_triton, ridge_triton, scan_triton, slstm_triton, ssd_triton
+from zoo.ops import carry_triton, conv_triton, delta_triton, ridge_triton, scan_triton, slstm_triton, ssd_triton
 
 def compile_kernel(kernel, values, constants, **options):
     types = {name: "i32" for name in kernel.arg_names} | {name: "constexpr" for name in constants}
     of_values = {f"{name}_ptr" for name in ("x", "dt", "y", "grad_x", "grad_dt", "grad_y", "keys", "sought")}
     of_values |= {f"{name}_ptr" for name in ("q", "k", "v", "kept", "arriving", "grad_q", "grad_k", "grad_v")}
+    of_values |= {f"{name}_ptr" for name in ("r", "w", "inverse", "within", "erased")}
     types |= {name: f"*{values if name in of_values else 'fp32'}" for name in kernel.arg_names if name.endswith("_ptr")}
     types |= {"moves_ptr": "*u8"} if "moves_ptr" in types else {}
     types |= {"total_ptr": "*fp64"} if "total_ptr" in types else {}
@@ -144,10 +146,19 @@ for kernel, more in ((conv_triton._forward, dict(BIAS=True)), (conv_triton._back
     compile_kernel(kernel, "bf16", constants)
 for values, size, warps in (("bf16", ssd_triton.BLOCK, 4), ("fp32", ssd_triton.BLOCK_OF_FLOAT32, 8)):
     constants = dict(SIZE=64, KEYS=size, VALUES=size, PRECISION="ieee")
-    for kernel in (ssd_triton._outputs, ssd_triton._of_queries, ssd_triton._of_keys):
-        assert "tf32" not in compile_kernel(kernel, values, constants, num_warps=warps)
+    assert "tf32" not in compile_kernel(ssd_triton._outputs, values, constants, num_warps=warps)
+    for kernel, flag in itertools.product((ssd_triton._of_queries, ssd_triton._of_keys), (False, True)):
+        compile_kernel(kernel, values, dict(constants, STRICT=flag), num_warps=warps)
+    compile_kernel(ssd_triton._of_values, values, dict(constants, WITHIN=False), num_warps=warps)
     for backwards in (False, True):
         compile_kernel(ssd_triton._states, values, dict(constants, BACKWARDS=backwards), num_warps=warps)
+constants = dict(SIZE=64, KEYS=64, VALUES=64, PRECISION="ieee")
+assert "tf32" in compile_kernel(delta_triton._inverses, "bf16", constants)
+for keys in (64, 256):
+    tiles = delta_triton.tiles(keys, 128)
+    stages = tiles.pop("num_stages")
+    for kernel in (delta_triton._states, delta_triton._states_back):
+        assert "tf32" not in compile_kernel(kernel, "bf16", constants | tiles, num_stages=stages)
 for kernel in (ridge_triton._forward, ridge_triton._backward):
     assert "tf32" not in compile_kernel(kernel, "fp32", dict(EPS=1e-7, TINY=1e-38, ROWS=32, BLOCK=ridge_triton.BLOCK))
 for kernel in (slstm_triton._forward, slstm_triton._backward):

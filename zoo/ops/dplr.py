@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from zoo.cores import core
 from zoo.ops.carry import decayed_states, erased_states
-from zoo.ops.chunked import chunk_decays, halvable, into_chunks
-from zoo.ops.precision import Product, as_type, chunk_product, full_precision, rounded_type
-from zoo.ops.ssd import ssd
-from zoo.ops.transforms import kernels_suffice, loops_suffice, whole_in_export
+from zoo.ops.chunked import chunk_decays, halvable, into_chunks, running_sum
+from zoo.ops.precision import DType, Product, as_type, full_precision, product_of, rounded_type
+from zoo.ops.ssd import CHUNK_OF_KERNELS, ssd, time_first
+from zoo.ops.transforms import differentiable_again, kernels_suffice, loops_suffice, whole_in_export
 
 CHUNK = 32  # a power of two
+# The erasing kernels hold all keys of a state at once, and want operands of two bytes for their products.
+KEYS_OF_KERNELS = 256
 
 
 @core("v", "batch head seq value")
@@ -71,10 +77,30 @@ def dplr(
     if seq_len == 1:
         decay = None if log_decay is None else as_type(state.dtype, log_decay).exp().mT
         return dplr_step(q, k, v, decay, p, r, state)
-    if p is None and (log_decay is None or log_decay.shape[3] == 1) and kernels_suffice(state):
+    kind, one_decay = rounded_type(state), log_decay is None or log_decay.shape[3] == 1
+    if p is None and one_decay and kernels_suffice(state):
         decay = q.new_zeros(q.shape[:3], dtype=state.dtype) if log_decay is None else log_decay.squeeze(3)
         return ssd(q, k, v.expand(-1, q.shape[1], -1, -1), decay, state)
-    size, product, rounded = halvable(seq_len, CHUNK), chunk_product(state), rounded_type(state)
+    if kind and p is k and r is not None and one_decay and k.shape[3] <= KEYS_OF_KERNELS and kernels_suffice(state):
+        with full_precision(q.device):
+            step = q.new_zeros(*q.shape[:3], 1, dtype=torch.float32) if log_decay is None else log_decay.float()
+            total = running_sum(into_chunks(step, CHUNK_OF_KERNELS).squeeze(4)).contiguous()
+            return _Erasing.apply(kind, q, k, v, r, total, state)
+    return _by_products(kind, q, k, v, log_decay, p, r, state)
+
+
+def _by_products(
+    kind: DType,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    p: Tensor | None,
+    r: Tensor | None,
+    state: Tensor,
+) -> tuple[Tensor, Tensor]:
+    seq_len, product = q.shape[2], product_of(kind)
+    size = halvable(seq_len, CHUNK)
     reads, writes = ((q,), (k,)) if p is None or r is None else ((q, r), (k,) if p is k else (k, p))
     with full_precision(q.device):
         # Contiguous: each batched product would copy a strided tensor, and keep its copy for the gradient.
@@ -96,7 +122,7 @@ def dplr(
                 alone, from_state = _solved(scores[1][1], product(scores[1][0].tril(-1), v), reads[1])
                 alone = torch.cat((v, -alone), dim=3)
                 from_state = torch.cat((torch.zeros_like(from_state), from_state), dim=3)
-            entering, written, final = erased_states(state, over_chunk, keys, from_state, alone, rounded=rounded)
+            entering, written, final = erased_states(state, over_chunk, keys, from_state, alone, rounded=kind)
         y = product(_joined(scores[0], 4), written) + product(reads[0], entering)
     return y.flatten(2, 3)[:, :, :seq_len], final
 
@@ -207,3 +233,68 @@ def _scores_by_halves(
     scores = scores.squeeze(-3)
     pairs = [[scores[r, w] for w in range(n_writes)] for r in range(n_reads)]
     return pairs, list(a.squeeze(-3)), list(b.squeeze(-3)), over.squeeze(-3).mT
+
+
+class _Erasing(torch.autograd.Function):
+    """`dplr` with p = k and one decay as Triton computes it, from the sums of the log-decays in each chunk."""
+
+    @staticmethod
+    def forward(ctx: Any, kind: DType, *given: Any) -> tuple[Tensor, Tensor]:
+        y, final, *kept = _forward(*given, kind)
+        ctx.kind = kind
+        ctx.save_for_backward(*given, *kept)
+        return y, final
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        given = ctx.saved_tensors[:6]
+        if torch.is_grad_enabled():  # to be differentiated again, which the products' gradients can be
+            return None, *differentiable_again(partial(_from_sums, ctx.kind), given, ctx.needs_input_grad[1:], grads)
+        return None, *_backward(*grads, *given[:5], *ctx.saved_tensors[6:])
+
+
+def _from_sums(
+    kind: DType, q: Tensor, k: Tensor, v: Tensor, r: Tensor, total: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    log_decay = F.pad(total, (1, 0)).diff(dim=3).flatten(2)[:, :, : q.shape[2]]
+    return _by_products(kind, q, k, v, log_decay.unsqueeze(3), k, r, state)
+
+
+@torch.library.custom_op(
+    "zoo::delta_rule",
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, Tensor r, Tensor total, Tensor state, ScalarType kind)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _forward(*given: Any) -> tuple[Tensor, ...]:
+    from zoo.ops import delta_triton
+
+    return delta_triton.forward(*given)
+
+
+@_forward.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor, total: Tensor, state: Tensor, kind: torch.dtype
+) -> tuple[Tensor, ...]:
+    kept = state.new_empty(*total.shape[:3], *state.shape[2:], dtype=kind)
+    inverse = state.new_empty(*total.shape, total.shape[3], dtype=kind)
+    y, w = (time_first(v, v.shape[3], dtype) for dtype in (state.dtype, kind))
+    return y, state.new_empty(state.shape), kept, w, inverse
+
+
+@torch.library.custom_op(
+    "zoo::delta_rule_backward",
+    mutates_args=(),
+    schema="(Tensor grad_y, Tensor grad_final, Tensor q, Tensor k, Tensor v, Tensor r, Tensor total, Tensor kept,"
+    " Tensor w, Tensor inverse) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _backward(*given: Any) -> tuple[Tensor, ...]:
+    from zoo.ops import delta_triton
+
+    return delta_triton.backward(*given)
+
+
+@_backward.register_fake
+def _(grad_y: Tensor, grad_final: Tensor, q: Tensor, k: Tensor, v: Tensor, r: Tensor, total: Tensor, *_: Any) -> Any:
+    of_q, of_k, of_v, of_r = (time_first(v, t.shape[3], t.dtype) for t in (q, k, v, r))
+    return of_q, of_k, of_v, of_r, torch.empty_like(total), grad_final.new_empty(grad_final.shape)

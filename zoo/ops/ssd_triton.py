@@ -1,4 +1,4 @@
-"""State space duality as Triton kernels, `zoo.ops.ssd` on CUDA: two launches forward, three backward.
+"""State space duality as Triton kernels, `zoo.ops.ssd` on CUDA: two launches forward, four backward.
 
     S_{c+1} = end_c S_c + sum_j until_j k_j v_j^T                      `_states`, chunk after chunk
     y_i = since_i S_c^T q_i + sum_{j <= i} D_ij (q_i . k_j) v_j        `_outputs`, all chunks at once
@@ -34,7 +34,7 @@ BLOCK_OF_FLOAT32, WARPS_OF_FLOAT32 = 32, 8
 
 @triton.jit
 @no_type_check
-def _tile(ptr, rows, columns, row_stride, column_stride, n_rows, n_columns):
+def tile(ptr, rows, columns, row_stride, column_stride, n_rows, n_columns):
     """Load ptr[rows, columns], zero beyond its edges."""
     inside = (rows[:, None] < n_rows) & (columns[None, :] < n_columns)
     return tl.load(ptr + rows[:, None] * row_stride + columns[None, :] * column_stride, mask=inside, other=0.0)
@@ -42,7 +42,8 @@ def _tile(ptr, rows, columns, row_stride, column_stride, n_rows, n_columns):
 
 @triton.jit
 @no_type_check
-def _put(ptr, rows, columns, row_stride, column_stride, n_rows, n_columns, values):
+def put(ptr, rows, columns, row_stride, column_stride, n_rows, n_columns, values):
+    """Store ptr[rows, columns] where that lies within its edges."""
     inside = (rows[:, None] < n_rows) & (columns[None, :] < n_columns)
     at = ptr + rows[:, None] * row_stride + columns[None, :] * column_stride
     tl.store(at, values.to(ptr.dtype.element_ty), mask=inside)
@@ -50,14 +51,18 @@ def _put(ptr, rows, columns, row_stride, column_stride, n_rows, n_columns, value
 
 @triton.jit
 @no_type_check
-def _between(later, earlier, i, j):
-    """exp(T_i - T_j) for the sums at the positions i and j; zero where j comes after i."""
-    return tl.exp(tl.where(i >= j, (later - earlier).to(tl.float32), float("-inf")))
+def between(later, earlier, i, j, STRICT: tl.constexpr):
+    """exp(T_i - T_j) for the sums at the positions i and j; zero where j comes after i, or at it if STRICT."""
+    if STRICT:
+        reads = i > j
+    else:
+        reads = i >= j
+    return tl.exp(tl.where(reads, (later - earlier).to(tl.float32), float("-inf")))
 
 
 @triton.jit
 @no_type_check
-def _scores(
+def dot_products(
     a_ptr, b_ptr, t, a_time, b_time, seq_len, width,
     KIND: tl.constexpr, PRECISION: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -65,8 +70,8 @@ def _scores(
     scores = tl.zeros([SIZE, SIZE], tl.float32)
     for first in range(0, width, BLOCK):
         channel = first + tl.arange(0, BLOCK)
-        a = _tile(a_ptr, t, channel, a_time, 1, seq_len, width).to(KIND)
-        b = _tile(b_ptr, channel, t, 1, b_time, width, seq_len).to(KIND)
+        a = tile(a_ptr, t, channel, a_time, 1, seq_len, width).to(KIND)
+        b = tile(b_ptr, channel, t, 1, b_time, width, seq_len).to(KIND)
         scores = tl.dot(a, b, scores, input_precision=PRECISION)
     return scores
 
@@ -89,12 +94,12 @@ def _states(
     v_ptr += row * v_row + head * v_head
     kept_ptr += sequence * chunks * d_key * d_value
     total_ptr += sequence * chunks * SIZE
-    s = _tile(state_ptr + sequence * d_key * d_value, key, value, d_value, 1, d_key, d_value)
+    s = tile(state_ptr + sequence * d_key * d_value, key, value, d_value, 1, d_key, d_value)
     for step in range(chunks):
         chunk = step
         if BACKWARDS:
             chunk = chunks - 1 - step
-        _put(kept_ptr + tl.cast(chunk, tl.int64) * d_key * d_value, key, value, d_value, 1, d_key, d_value, s)
+        put(kept_ptr + tl.cast(chunk, tl.int64) * d_key * d_value, key, value, d_value, 1, d_key, d_value, s)
         total = tl.load(total_ptr + chunk * SIZE + r)
         end = tl.load(total_ptr + chunk * SIZE + SIZE - 1)
         if BACKWARDS:
@@ -102,10 +107,10 @@ def _states(
         else:
             weight = tl.exp((end - total).to(tl.float32))
         t = tl.cast(chunk, tl.int64) * SIZE + r
-        k = _tile(k_ptr, key, t, 1, k_time, d_key, seq_len).to(KIND)
-        v = _tile(v_ptr, t, value, v_time, 1, seq_len, d_value).to(tl.float32) * weight[:, None]
+        k = tile(k_ptr, key, t, 1, k_time, d_key, seq_len).to(KIND)
+        v = tile(v_ptr, t, value, v_time, 1, seq_len, d_value).to(tl.float32) * weight[:, None]
         s = tl.dot(k, v.to(KIND), tl.exp(end.to(tl.float32)) * s, input_precision=PRECISION)
-    _put(final_ptr + sequence * d_key * d_value, key, value, d_value, 1, d_key, d_value, s)
+    put(final_ptr + sequence * d_key * d_value, key, value, d_value, 1, d_key, d_value, s)
 
 
 @triton.jit
@@ -129,16 +134,16 @@ def _outputs(
     y = tl.zeros([SIZE, VALUES], tl.float32)
     for first in range(0, d_key, KEYS):
         key = first + tl.arange(0, KEYS)
-        q = _tile(q_ptr, t, key, q_time, 1, seq_len, d_key).to(KIND)
-        k = _tile(k_ptr, key, t, 1, k_time, d_key, seq_len).to(KIND)
-        s = _tile(kept_ptr, key, value, d_value, 1, d_key, d_value)
+        q = tile(q_ptr, t, key, q_time, 1, seq_len, d_key).to(KIND)
+        k = tile(k_ptr, key, t, 1, k_time, d_key, seq_len).to(KIND)
+        s = tile(kept_ptr, key, value, d_value, 1, d_key, d_value)
         scores = tl.dot(q, k, scores, input_precision=PRECISION)
         y = tl.dot(q, s, y, input_precision=PRECISION)
     total = tl.load(total_ptr + chunk * SIZE + r)
-    scores *= _between(total[:, None], total[None, :], r[:, None], r[None, :])
-    v = _tile(v_ptr + row * v_row + head * v_head, t, value, v_time, 1, seq_len, d_value).to(KIND)
+    scores *= between(total[:, None], total[None, :], r[:, None], r[None, :], False)
+    v = tile(v_ptr + row * v_row + head * v_head, t, value, v_time, 1, seq_len, d_value).to(KIND)
     y = tl.dot(scores.to(KIND), v, y * tl.exp(total.to(tl.float32))[:, None], input_precision=PRECISION)
-    _put(y_ptr + row * y_row + head * y_head, t, value, y_time, 1, seq_len, d_value, y)
+    put(y_ptr + row * y_row + head * y_head, t, value, y_time, 1, seq_len, d_value, y)
 
 
 @triton.jit
@@ -148,9 +153,9 @@ def _of_queries(
     heads, share, seq_len, chunks, d_key, d_value,
     q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time,
     grad_row, grad_head, grad_time, grad_q_row, grad_q_head, grad_q_time,
-    PRECISION: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    STRICT: tl.constexpr, PRECISION: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradient of q, and of T_i where it weighs what position i reads."""
+    """Return the gradient of q, and of T_i where it weighs what position i reads; if STRICT, before it writes."""
     KIND: tl.constexpr = kept_ptr.dtype.element_ty
     chunk = tl.program_id(0).to(tl.int64)
     sequence = chunk // chunks
@@ -163,9 +168,9 @@ def _of_queries(
     grad_ptr += row * grad_row + head * grad_head
     kept_ptr += chunk * d_key * d_value
     total = tl.load(total_ptr + chunk * SIZE + r)
-    scores = _scores(q_ptr, k_ptr, t, q_time, k_time, seq_len, d_key, KIND, PRECISION, SIZE, KEYS)
-    of_scores = _scores(grad_ptr, v_ptr, t, grad_time, v_time, seq_len, d_value, KIND, PRECISION, SIZE, VALUES)
-    of_scores *= _between(total[:, None], total[None, :], r[:, None], r[None, :])
+    scores = dot_products(q_ptr, k_ptr, t, q_time, k_time, seq_len, d_key, KIND, PRECISION, SIZE, KEYS)
+    of_scores = dot_products(grad_ptr, v_ptr, t, grad_time, v_time, seq_len, d_value, KIND, PRECISION, SIZE, VALUES)
+    of_scores *= between(total[:, None], total[None, :], r[:, None], r[None, :], STRICT)
     of_total = tl.sum(tl.where(r[:, None] > r[None, :], scores * of_scores, 0.0), axis=1)
     narrow = of_scores.to(KIND)
     for first in range(0, d_key, KEYS):
@@ -173,28 +178,31 @@ def _of_queries(
         grad_q = tl.zeros([SIZE, KEYS], tl.float32)
         for other in range(0, d_value, VALUES):
             value = other + tl.arange(0, VALUES)
-            grad = _tile(grad_ptr, t, value, grad_time, 1, seq_len, d_value).to(KIND)
-            s = _tile(kept_ptr, value, key, 1, d_value, d_value, d_key)
+            grad = tile(grad_ptr, t, value, grad_time, 1, seq_len, d_value).to(KIND)
+            s = tile(kept_ptr, value, key, 1, d_value, d_value, d_key)
             grad_q = tl.dot(grad, s, grad_q, input_precision=PRECISION)
         grad_q *= tl.exp(total.to(tl.float32))[:, None]
-        q = _tile(q_ptr, t, key, q_time, 1, seq_len, d_key).to(tl.float32)
+        q = tile(q_ptr, t, key, q_time, 1, seq_len, d_key).to(tl.float32)
         of_total += tl.sum(q * grad_q, axis=1)
-        k = _tile(k_ptr, t, key, k_time, 1, seq_len, d_key).to(KIND)
+        k = tile(k_ptr, t, key, k_time, 1, seq_len, d_key).to(KIND)
         grad_q = tl.dot(narrow, k, grad_q, input_precision=PRECISION)
-        _put(grad_q_ptr + row * grad_q_row + head * grad_q_head, t, key, grad_q_time, 1, seq_len, d_key, grad_q)
+        put(grad_q_ptr + row * grad_q_row + head * grad_q_head, t, key, grad_q_time, 1, seq_len, d_key, grad_q)
     tl.store(grad_total_ptr + chunk * SIZE + r, of_total)
 
 
 @triton.jit
 @no_type_check
 def _of_keys(
-    q_ptr, k_ptr, v_ptr, total_ptr, kept_ptr, grad_ptr, arriving_ptr, grad_k_ptr, grad_v_ptr,
-    grad_total_ptr, grad_end_ptr, heads, share, seq_len, chunks, d_key, d_value,
-    q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, grad_row, grad_head, grad_time,
-    grad_k_row, grad_k_head, grad_k_time, grad_v_row, grad_v_head, grad_v_time,
-    PRECISION: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, total_ptr, kept_ptr, grad_ptr, arriving_ptr, grad_k_ptr, grad_total_ptr, grad_end_ptr,
+    heads, share, seq_len, chunks, d_key, d_value,
+    q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time,
+    grad_row, grad_head, grad_time, grad_k_row, grad_k_head, grad_k_time,
+    STRICT: tl.constexpr, PRECISION: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradients of k and v, of -T_j where it weighs what position j writes, and of T_end."""
+    """Return the gradients of k, of -T_j where it weighs what position j writes, and of T_end.
+
+    If STRICT, positions read before they write, nothing arrives at the state, and the gradient is added to k's.
+    """
     KIND: tl.constexpr = kept_ptr.dtype.element_ty
     chunk = tl.program_id(0).to(tl.int64)
     sequence = chunk // chunks
@@ -205,48 +213,77 @@ def _of_keys(
     k_ptr += row * k_row + head // share * k_head
     v_ptr += row * v_row + head * v_head
     grad_ptr += row * grad_row + head * grad_head
+    grad_k_ptr += row * grad_k_row + head * grad_k_head
     kept_ptr += chunk * d_key * d_value
     arriving_ptr += chunk * d_key * d_value
     total = tl.load(total_ptr + chunk * SIZE + r)
     end = tl.load(total_ptr + chunk * SIZE + SIZE - 1)
     until = tl.exp((end - total).to(tl.float32))
-    decay = _between(total[None, :], total[:, None], r[None, :], r[:, None])  # rows are earlier here
-    scores = _scores(k_ptr, q_ptr, t, k_time, q_time, seq_len, d_key, KIND, PRECISION, SIZE, KEYS)
-    of_scores = _scores(v_ptr, grad_ptr, t, v_time, grad_time, seq_len, d_value, KIND, PRECISION, SIZE, VALUES)
-    scores *= decay
+    scores = dot_products(k_ptr, q_ptr, t, k_time, q_time, seq_len, d_key, KIND, PRECISION, SIZE, KEYS)
+    of_scores = dot_products(v_ptr, grad_ptr, t, v_time, grad_time, seq_len, d_value, KIND, PRECISION, SIZE, VALUES)
+    of_scores *= between(total[None, :], total[:, None], r[None, :], r[:, None], STRICT)  # rows are earlier here
     of_total = tl.sum(tl.where(r[:, None] < r[None, :], scores * of_scores, 0.0), axis=1)
-    narrow, of_narrow = scores.to(KIND), (of_scores * decay).to(KIND)
+    narrow = of_scores.to(KIND)
     of_until = tl.zeros([SIZE], tl.float32)
     of_over = tl.zeros([KEYS], tl.float32)
     for first in range(0, d_key, KEYS):
         key = first + tl.arange(0, KEYS)
-        grad_k = tl.zeros([SIZE, KEYS], tl.float32)
-        for other in range(0, d_value, VALUES):
-            value = other + tl.arange(0, VALUES)
-            v = _tile(v_ptr, t, value, v_time, 1, seq_len, d_value).to(KIND)
-            arriving = _tile(arriving_ptr, value, key, 1, d_value, d_value, d_key)
-            s = _tile(kept_ptr, value, key, 1, d_value, d_value, d_key)
-            of_over += tl.sum(s.to(tl.float32) * arriving.to(tl.float32), axis=0)
-            grad_k = tl.dot(v, arriving, grad_k, input_precision=PRECISION)
-        grad_k *= until[:, None]
-        of_until += tl.sum(_tile(k_ptr, t, key, k_time, 1, seq_len, d_key).to(tl.float32) * grad_k, axis=1)
-        q = _tile(q_ptr, t, key, q_time, 1, seq_len, d_key).to(KIND)
-        grad_k = tl.dot(of_narrow, q, grad_k, input_precision=PRECISION)
-        _put(grad_k_ptr + row * grad_k_row + head * grad_k_head, t, key, grad_k_time, 1, seq_len, d_key, grad_k)
-    for first in range(0, d_value, VALUES):
-        value = first + tl.arange(0, VALUES)
-        grad_v = tl.zeros([SIZE, VALUES], tl.float32)
-        for other in range(0, d_key, KEYS):
-            key = other + tl.arange(0, KEYS)
-            k = _tile(k_ptr, t, key, k_time, 1, seq_len, d_key).to(KIND)
-            arriving = _tile(arriving_ptr, key, value, d_value, 1, d_key, d_value)
-            grad_v = tl.dot(k, arriving, grad_v, input_precision=PRECISION)
-        grad_v *= until[:, None]
-        grad = _tile(grad_ptr, t, value, grad_time, 1, seq_len, d_value).to(KIND)
-        grad_v = tl.dot(narrow, grad, grad_v, input_precision=PRECISION)
-        _put(grad_v_ptr + row * grad_v_row + head * grad_v_head, t, value, grad_v_time, 1, seq_len, d_value, grad_v)
+        if STRICT:
+            grad_k = tile(grad_k_ptr, t, key, grad_k_time, 1, seq_len, d_key).to(tl.float32)
+        else:
+            grad_k = tl.zeros([SIZE, KEYS], tl.float32)
+            for other in range(0, d_value, VALUES):
+                value = other + tl.arange(0, VALUES)
+                v = tile(v_ptr, t, value, v_time, 1, seq_len, d_value).to(KIND)
+                arriving = tile(arriving_ptr, value, key, 1, d_value, d_value, d_key)
+                s = tile(kept_ptr, value, key, 1, d_value, d_value, d_key)
+                of_over += tl.sum(s.to(tl.float32) * arriving.to(tl.float32), axis=0)
+                grad_k = tl.dot(v, arriving, grad_k, input_precision=PRECISION)
+            grad_k *= until[:, None]
+            of_until += tl.sum(tile(k_ptr, t, key, k_time, 1, seq_len, d_key).to(tl.float32) * grad_k, axis=1)
+        q = tile(q_ptr, t, key, q_time, 1, seq_len, d_key).to(KIND)
+        grad_k = tl.dot(narrow, q, grad_k, input_precision=PRECISION)
+        put(grad_k_ptr, t, key, grad_k_time, 1, seq_len, d_key, grad_k)
     tl.store(grad_total_ptr + chunk * SIZE + r, of_total + of_until)
-    tl.store(grad_end_ptr + chunk, tl.sum(of_until, axis=0) + tl.exp(end.to(tl.float32)) * tl.sum(of_over, axis=0))
+    if not STRICT:
+        tl.store(grad_end_ptr + chunk, tl.sum(of_until, axis=0) + tl.exp(end.to(tl.float32)) * tl.sum(of_over, axis=0))
+
+
+@triton.jit
+@no_type_check
+def _of_values(
+    q_ptr, k_ptr, total_ptr, grad_ptr, arriving_ptr, grad_v_ptr, heads, share, seq_len, chunks, d_key, d_value,
+    q_row, q_head, q_time, k_row, k_head, k_time, grad_row, grad_head, grad_time, grad_v_row, grad_v_head, grad_v_time,
+    WITHIN: tl.constexpr, PRECISION: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+):  # fmt: skip
+    """Return the gradient of v from the outputs of its chunk and, unless WITHIN, from the state after it."""
+    KIND: tl.constexpr = arriving_ptr.dtype.element_ty
+    chunk = tl.program_id(0).to(tl.int64)
+    sequence = chunk // chunks
+    row, head = sequence // heads, sequence % heads
+    r = tl.arange(0, SIZE)
+    t = chunk % chunks * SIZE + r
+    value = tl.program_id(1) * VALUES + tl.arange(0, VALUES)
+    q_ptr += row * q_row + head // share * q_head
+    k_ptr += row * k_row + head // share * k_head
+    arriving_ptr += chunk * d_key * d_value
+    scores = tl.zeros([SIZE, SIZE], tl.float32)
+    grad_v = tl.zeros([SIZE, VALUES], tl.float32)
+    for first in range(0, d_key, KEYS):
+        key = first + tl.arange(0, KEYS)
+        k = tile(k_ptr, t, key, k_time, 1, seq_len, d_key).to(KIND)
+        q = tile(q_ptr, key, t, 1, q_time, d_key, seq_len).to(KIND)
+        scores = tl.dot(k, q, scores, input_precision=PRECISION)
+        if not WITHIN:
+            arriving = tile(arriving_ptr, key, value, d_value, 1, d_key, d_value)
+            grad_v = tl.dot(k, arriving, grad_v, input_precision=PRECISION)
+    total = tl.load(total_ptr + chunk * SIZE + r)
+    end = tl.load(total_ptr + chunk * SIZE + SIZE - 1)
+    scores *= between(total[None, :], total[:, None], r[None, :], r[:, None], False)
+    grad_v *= tl.exp((end - total).to(tl.float32))[:, None]
+    grad = tile(grad_ptr + row * grad_row + head * grad_head, t, value, grad_time, 1, seq_len, d_value).to(KIND)
+    grad_v = tl.dot(scores.to(KIND), grad, grad_v, input_precision=PRECISION)
+    put(grad_v_ptr + row * grad_v_row + head * grad_v_head, t, value, grad_v_time, 1, seq_len, d_value, grad_v)
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, total: Tensor, state: Tensor, kind: torch.dtype) -> tuple[Tensor, ...]:
@@ -255,12 +292,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, total: Tensor, state: Tensor, kind:
     q, k (batch, groups, seq, d_key), v (batch, heads, seq, d_value) and `total` (batch, heads, chunks, size), the sums
     of the log-decays in float64; the state is float32, (batch, heads, d_key, d_value).
     """
-    q, k, v, state = *(_dense(t) for t in (q, k, v)), state.contiguous()
+    q, k, v, state = *(dense(t) for t in (q, k, v)), state.contiguous()
     kept, final = _run_states(k, v, total, state, kind, backwards=False)
-    y = time_first(v, v.shape[3], state.dtype)
-    grid = len(kept.flatten(0, 2)), triton.cdiv(v.shape[3], _block(v, kind))
-    _launch(_outputs, grid, kind, (q, k, v, total, kept, y), (q, k, v, y), q, v, total)
-    return y, final, kept
+    return outputs(q, k, v, total, kept, state.dtype), final, kept
 
 
 def backward(
@@ -270,40 +304,94 @@ def backward(
 
     Those of q and k are one for each head, in float32 where heads share them.
     """
-    grad_y, q, k, v = (_dense(t) for t in (grad_y, q, k, v))
+    grad_y, q, k, v = (dense(t) for t in (grad_y, q, k, v))
     arriving, grad_state = _run_states(q, grad_y, total, grad_final.contiguous(), kept.dtype, backwards=True)
-    shared = q.shape[1] != v.shape[1]
-    grad_q, grad_k = (time_first(v, t.shape[3], torch.float32 if shared else t.dtype) for t in (q, k))
-    grad_v = time_first(v, v.shape[3], v.dtype)
-    reading, writing = (torch.empty_like(total, dtype=torch.float32) for _ in range(2))
-    at_end = reading.new_empty(total.shape[:3])
-    grid, given, sizes = (at_end.numel(),), (q, k, v, total, kept, grad_y), (q, v, total)
-    _launch(_of_queries, grid, kept.dtype, (*given, grad_q, reading), (q, k, v, grad_y, grad_q), *sizes)
-    outputs = grad_k, grad_v, writing, at_end
-    _launch(_of_keys, grid, kept.dtype, (*given, arriving, *outputs), (q, k, v, grad_y, grad_k, grad_v), *sizes)
+    given = q, k, v, total, kept, grad_y
+    grad_q, reading = of_queries(*given)
+    grad_k, writing, at_end = of_keys(*given, arriving)
     grad_total = reading.double() - writing
     grad_total[..., -1] += at_end
-    return grad_q, grad_k, grad_v, grad_total, grad_state
+    return grad_q, grad_k, of_values(q, k, total, grad_y, arriving, v.dtype), grad_total, grad_state
+
+
+def outputs(q: Tensor, k: Tensor, v: Tensor, total: Tensor, kept: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return y from the states before the chunks."""
+    y = time_first(v, v.shape[3], dtype)
+    grid = len(kept.flatten(0, 2)), triton.cdiv(v.shape[3], block(v, kept.dtype))
+    launch(_outputs, grid, kept.dtype, (q, k, v, total, kept, y), (q, k, v, y), k, v, total)
+    return y
+
+
+def of_queries(
+    q: Tensor, k: Tensor, v: Tensor, total: Tensor, kept: Tensor, grad_y: Tensor, *, strict: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of q, and of T where it weighs what is read; if `strict`, before a position writes."""
+    grad_q = _gradient_of_keys(q, v)
+    reading = torch.empty_like(total, dtype=torch.float32)
+    given = q, k, v, total, kept, grad_y, grad_q, reading
+    grid = (len(kept.flatten(0, 2)),)
+    launch(_of_queries, grid, kept.dtype, given, (q, k, v, grad_y, grad_q), k, v, total, STRICT=strict)
+    return grad_q, reading
+
+
+def of_keys(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    total: Tensor,
+    kept: Tensor,
+    grad_y: Tensor,
+    arriving: Tensor,
+    added_to: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of k, of -T where it weighs what is written, and of T at the ends of chunks.
+
+    With `added_to`, k's gradient so far, q reads before a position writes, and nothing arrives at the states.
+    """
+    grad_k = _gradient_of_keys(k, v) if added_to is None else added_to
+    writing = torch.empty_like(total, dtype=torch.float32)
+    at_end = writing.new_empty(total.shape[:3])
+    given = q, k, v, total, kept, grad_y, arriving, grad_k, writing, at_end
+    strided, strict = (q, k, v, grad_y, grad_k), added_to is not None
+    launch(_of_keys, (at_end.numel(),), kept.dtype, given, strided, k, v, total, STRICT=strict)
+    return grad_k, writing, at_end
+
+
+def of_values(
+    q: Tensor, k: Tensor, total: Tensor, grad_y: Tensor, arriving: Tensor, dtype: torch.dtype, *, within: bool = False
+) -> Tensor:
+    """Return the gradient of v; if `within`, that from the outputs of its chunk alone, and `arriving` is not read."""
+    grad_v = time_first(grad_y, grad_y.shape[3], dtype)
+    grid = total.shape[:3].numel(), triton.cdiv(grad_y.shape[3], block(grad_y, arriving.dtype))
+    given = q, k, total, grad_y, arriving, grad_v
+    launch(_of_values, grid, arriving.dtype, given, (q, k, grad_y, grad_v), k, grad_y, total, WITHIN=within)
+    return grad_v
+
+
+def _gradient_of_keys(k: Tensor, v: Tensor) -> Tensor:
+    return time_first(v, k.shape[3], torch.float32 if k.shape[1] != v.shape[1] else k.dtype)
 
 
 def _run_states(
     k: Tensor, v: Tensor, total: Tensor, state: Tensor, kind: torch.dtype, *, backwards: bool
 ) -> tuple[Tensor, Tensor]:
     kept, final = state.new_empty(*total.shape[:3], *state.shape[2:], dtype=kind), torch.empty_like(state)
-    grid = v.shape[0] * v.shape[1], *(triton.cdiv(t.shape[3], _block(t, kind)) for t in (k, v))
-    _launch(_states, grid, kind, (k, v, total, state, kept, final), (k, v), k, v, total, BACKWARDS=backwards)
+    grid = v.shape[0] * v.shape[1], *(triton.cdiv(t.shape[3], block(t, kind)) for t in (k, v))
+    launch(_states, grid, kind, (k, v, total, state, kept, final), (k, v), k, v, total, BACKWARDS=backwards)
     return kept, final
 
 
-def _dense(t: Tensor) -> Tensor:
+def dense(t: Tensor) -> Tensor:
+    """Return `t`, or a copy whose channels lie side by side."""
     return t if t.stride(3) == 1 else t.contiguous()
 
 
-def _block(t: Tensor, kind: torch.dtype) -> int:
+def block(t: Tensor, kind: torch.dtype) -> int:
+    """Return how many channels of `t` a tile holds."""
     return min(BLOCK_OF_FLOAT32 if kind == torch.float32 else BLOCK, max(16, triton.next_power_of_2(t.shape[3])))
 
 
-def _launch(
+def launch(
     kernel: Any,
     grid: tuple[int, ...],
     kind: torch.dtype,
@@ -314,11 +402,12 @@ def _launch(
     total: Tensor,
     **more: Any,
 ) -> None:
+    """Call a kernel with tensors, sizes, the strides of the `strided` ones, and its tiles, or `more` in their place."""
     heads, (seq_len, d_value) = v.shape[1], v.shape[2:]
     sizes = heads, heads // k.shape[1], seq_len, total.shape[2], k.shape[3], d_value
     strides = [stride for t in strided for stride in t.stride()[:3]]
-    more |= {"PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"}
-    more |= {"SIZE": total.shape[3], "KEYS": _block(k, kind), "VALUES": _block(v, kind)}
-    more |= {"num_warps": WARPS_OF_FLOAT32 if kind == torch.float32 else WARPS}
+    tiles = {"PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"}
+    tiles |= {"SIZE": total.shape[3], "KEYS": block(k, kind), "VALUES": block(v, kind)}
+    tiles |= {"num_warps": WARPS_OF_FLOAT32 if kind == torch.float32 else WARPS}
     with torch.cuda.device_of(v):  # triton launches on the current device, whatever the tensors' own
-        kernel[grid](*tensors, *sizes, *strides, **more, enable_fp_fusion=True)
+        kernel[grid](*tensors, *sizes, *strides, **tiles | more, enable_fp_fusion=True)
