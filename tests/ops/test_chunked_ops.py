@@ -239,7 +239,7 @@ def assert_float32_is_the_loop(name: str, seq_len: int, generator: torch.Generat
         slow(ssd, 1, 64, 16, 130),
         (delta_rule, 2, 70, 5, 3),
         slow(delta_rule, 2, 130, 70, 33),
-        slow(delta_rule, 2, 64, 256, 130),
+        slow(delta_rule, 2, 64, 128, 130),
     ],
 )
 @ON_CUDA

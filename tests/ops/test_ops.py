@@ -20,6 +20,7 @@ from tests.tolerances import assert_close, tolerance
 from zoo import create_mixer
 from zoo.ops import attention, transforms, trapezoid
 from zoo.ops.activation import gelu, heavy_tail, rms_norm, silu, tanhc
+from zoo.ops.blocks import attend_to_best_blocks
 from zoo.ops.diagonal import diagonal_scan, ring_gain, zero_order_hold
 from zoo.ops.dplr import dplr
 from zoo.ops.precision import chunk_product, widest
@@ -326,6 +327,21 @@ def test_forgetting_attention_by_flex_attention(
     monkeypatch.setattr(attention, "QUERIES", 5)
     monkeypatch.setattr(transforms, "_device_type", lambda t: "cuda")
     assert_close(outcome(torch.float32), expected)
+
+
+@pytest.mark.parametrize(("kv_heads", "seq_len", "top_k"), [(4, 1, 1), (2, 7, 2), (1, 130, 4), (4, 70, 30)])
+def test_blocks_that_queries_choose_have_one_gradient_on_each_device(
+    kv_heads: int, seq_len: int, top_k: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off the CPU rows are read at their places; gradients of both orders are the CPU's, which autograd derives."""
+    heads = differentiable(*(draw(2, n, seq_len, 6, generator=generator) for n in (4, kv_heads, kv_heads)))
+    results = []
+    for device in ("cpu", "mps"):
+        monkeypatch.setattr(transforms, "_device_type", lambda t, device=device: device)
+        y = attend_to_best_blocks(*heads, torch.arange(seq_len).expand(2, -1), 8, top_k)
+        first = torch.autograd.grad(y.square().sum(), heads, create_graph=True)
+        results.append([y, *first, *torch.autograd.grad(sum(t.square().sum() for t in first), heads)])
+    assert_close(results[1], results[0])
 
 
 @pytest.mark.parametrize("top_k", [3, 40])

@@ -123,5 +123,5 @@ class Comba(SequenceMixer):
         beta, dt = (layer(x).to(wide) for layer in (self.beta_proj, self.dt_proj))
         beta, log_decay = delta_strengths(beta, dt, 1.0, self.A_log, self.dt_bias, lengths)
         y, S = fed_back_delta_rule(q, k, silu(v), beta.squeeze(3), log_decay, share, state.S)
-        y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
+        y = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)
         return self.out_proj(sigmoid_gate(self.gate_proj(x), y)), CombaState(conv, S)

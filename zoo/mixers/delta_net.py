@@ -88,12 +88,10 @@ class DeltaNet(SequenceMixer):
 
     def mix(self, x: Tensor, state: DeltaNetState, lengths: Tensor | None) -> tuple[Tensor, DeltaNetState]:
         qkv, conv = self.conv.mix(self.qkv_proj(x), state.conv, lengths)
-        q, k, v = rearrange(
-            qkv.to(state.S.dtype), "batch seq (part head d) -> part batch head seq d", part=3, d=self.d_head
-        )
-        q, k, v = delta_inputs(q, k, v)
+        q, k, v = rearrange(qkv, "batch seq (part head d) -> part batch seq head d", part=3, d=self.d_head)
+        q, k, v = (t.transpose(1, 2) for t in delta_inputs(q, k, v, state.S.dtype))
         beta = self.beta_max * torch.sigmoid(self.beta_proj(x).to(state.S.dtype))
         (beta,) = without_padding(lengths, beta.transpose(1, 2))  # padding writes nothing
         y, S = delta_rule(q, k, v, coefficient(beta), None, state.S)
-        y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
+        y = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)
         return self.out_proj(y), DeltaNetState(conv, S)

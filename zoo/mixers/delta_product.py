@@ -151,9 +151,10 @@ class DeltaProduct(SequenceMixer):
         self, x: Tensor, state: AnyDeltaProductState, lengths: Tensor | None
     ) -> tuple[Tensor, AnyDeltaProductState]:
         qkv, conv = self.conv.mix(self.qkv_proj(x), state.conv, lengths)
-        q, k, v = qkv.to(state.S.dtype).split(self.widths, dim=2)
-        q = rearrange(q, "batch seq (head d) -> batch head seq d", d=self.d_head)
-        q, k, v = delta_inputs(q, self._steps(k, self.d_head), self._steps(v, self.d_value))
+        q, k, v = qkv.split(self.widths, dim=2)
+        q, k = (t.unflatten(2, (-1, self.d_head)) for t in (q, k))
+        q, k, v = delta_inputs(q, k, v.unflatten(2, (-1, self.d_value)), state.S.dtype)
+        q, k, v = q.transpose(1, 2), self._steps(k), self._steps(v)
         if self.n_key_heads < self.n_heads:
             q, k = (t.repeat_interleave(self.n_heads // self.n_key_heads, dim=1) for t in (q, k))
         beta, dt = (layer(x).to(state.S.dtype) for layer in (self.beta_proj, self.dt_proj))
@@ -165,8 +166,8 @@ class DeltaProduct(SequenceMixer):
             seen, weights = self.levels.after(state.seen, lengths, x.shape[1]), self.levels(x)
             y, S = log_linear_delta_product(q, k, v, beta, log_decay, weights, state.seen, state.S, lengths)
             state = LogLinearDeltaProductState(conv, S, seen)
-        y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
+        y = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)
         return self.out_proj(silu_gate(self.gate_proj(x), y)), state
 
-    def _steps(self, t: Tensor, d: int) -> Tensor:
-        return rearrange(t, "batch seq (step head d) -> batch head seq step d", step=self.n_householder, d=d)
+    def _steps(self, t: Tensor) -> Tensor:
+        return rearrange(t, "batch seq (step head) d -> batch head seq step d", step=self.n_householder)

@@ -128,13 +128,13 @@ class KimiDelta(SequenceMixer):
 
     def mix(self, x: Tensor, state: KimiDeltaState, lengths: Tensor | None) -> tuple[Tensor, KimiDeltaState]:
         qkv, conv = self.conv.mix(self.qkv_proj(x), state.conv, lengths)
-        q, k, v = (self._heads(t) for t in qkv.to(state.S.dtype).split(self.widths, dim=2))
-        q, k, v = delta_inputs(q, k, v)
+        q, k, v = (t.unflatten(2, (self.n_heads, -1)) for t in qkv.split(self.widths, dim=2))
+        q, k, v = (t.transpose(1, 2) for t in delta_inputs(q, k, v, state.S.dtype))
         log_decay, erase, *write = self._strengths(x, state.S.dtype, lengths)
         # If erasing and writing share a strength, it scales their common key, and no value.
         key, sought, value = (k, erase * k, write[0] * v) if write else (erase * k, k, v)
         y, S = dplr(q, key, value, log_decay, key, sought, state.S)
-        y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
+        y = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)
         y = sigmoid_gate(self.gate_up(self.gate_down(x)), y)
         return self.out_proj(y), KimiDeltaState(conv, S)
 

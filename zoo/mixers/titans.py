@@ -102,7 +102,7 @@ class Titans(SequenceMixer):
         wide = state.S.dtype
         qkv, conv = self.conv.mix(self.qkv_proj(x), state.conv, lengths)
         q, k, v = rearrange(qkv.to(wide), "batch seq (part head d) -> part batch head seq d", part=3, d=self.d_head)
-        q, k, v = delta_inputs(q, k, v)
+        q, k, v = delta_inputs(q, k, v, wide)
         rates = rearrange(self.rate_proj(x).to(wide), "batch seq (rate head) -> rate batch head seq", rate=3)
         step, momentum, decay = rates.unbind(0)
         step, log_momentum = coefficient(torch.sigmoid(step)), coefficient(F.logsigmoid(momentum))

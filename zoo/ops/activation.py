@@ -16,18 +16,19 @@ from zoo.coefficient import coefficient
 from zoo.ops.transforms import on_cpu
 
 
-def _fused(t: Tensor) -> bool:
+def fused(t: Tensor) -> bool:
+    """Return whether torch's fused kernels may stand for a coefficient and its value."""
     return not on_cpu(t) and not coefficients.active()
 
 
 def silu(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """silu(u) = sigmoid(u) u (Elfwing et al. 1702.03118): the sigmoid is the coefficient, u the value."""
-    return F.silu(u) if _fused(u) else coefficient(torch.sigmoid(u)) * u
+    return F.silu(u) if fused(u) else coefficient(torch.sigmoid(u)) * u
 
 
 def gelu(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """gelu(u) = Phi(u) u (Hendrycks and Gimpel 1606.08415): the normal distribution function is the coefficient."""
-    return F.gelu(u) if _fused(u) else coefficient(torch.special.ndtr(u)) * u
+    return F.gelu(u) if fused(u) else coefficient(torch.special.ndtr(u)) * u
 
 
 def silu_gate(z: Float[Tensor, "*shape"], value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -86,7 +87,7 @@ def rms_norm(
     x: Float[Tensor, "*batch d"], weight: Float[Tensor, "*groups d"], eps: float = 1e-5
 ) -> Float[Tensor, "*batch d"]:
     """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 1910.07467, eq. 4), the mean in at least float32."""
-    if _fused(x) and x.dtype == weight.dtype and weight.dim() == 1:
+    if fused(x) and x.dtype == weight.dtype and weight.dim() == 1:
         return F.rms_norm(x, weight.shape, weight, eps)
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     scale = coefficient(torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps))

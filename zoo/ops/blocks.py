@@ -6,6 +6,8 @@ in every row of a ragged batch.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, Shaped
@@ -14,7 +16,7 @@ from torch import Tensor
 from zoo.cores import core
 from zoo.ops.chunked import into_chunks
 from zoo.ops.precision import accumulator
-from zoo.ops.transforms import whole_in_export
+from zoo.ops.transforms import on_cpu, transformed, whole_in_export
 
 _TILE = 64
 
@@ -165,18 +167,41 @@ def attend_to_blocks(
     since = torch.sub(positions[:, None, :, None], chosen, alpha=block_size).flatten().index_select(0, pair)
     later = torch.arange(block_size, device=q.device) > since.view(n_tiles, tile, 1)
 
-    tiled = q.flatten(0, 2).index_select(0, pair // top_k).unflatten(0, (n_tiles, tile))
+    of_pair = place.scatter(0, order, place)
+    tiled = _rows(q.flatten(0, 2), pair // top_k, of_pair.view(-1, top_k)).unflatten(0, (n_tiles, tile))
     block = groups.index_select(0, pair[tile - 1 :: tile])
     if shared > 1:
         block = torch.add(block % n_blocks, block // (n_blocks * shared), alpha=n_blocks)
-    # One more channel of the values, of ones, adds up the weights.
-    k, v = (t.flatten(0, 2).index_select(0, block) for t in (k, F.pad(v, (0, 1), value=1.0)))
+    # One more channel of the values, of ones, adds up the weights; on a GPU products want widths in eights.
+    v = F.pad(v, (0, 1 if on_cpu(q) else 8 - d_head % 8), value=1.0)
+    k, v = (t.flatten(0, 2).index_select(0, block) for t in (k, v))
     logits = (tiled @ k.mT).to(wide).masked_fill_(later, torch.finfo(wide).min)
     largest = logits.detach().amax(2, keepdim=True)
     parts = logits.sub_(largest).exp_().to(v.dtype) @ v, largest
-    of_pair = place.scatter(0, order, place)
-    mixed, share = (
-        t.flatten(0, 1).index_select(0, of_pair).unflatten(0, (batch, n_heads, seq_len, top_k)) for t in parts
-    )
+    mixed, share = (_rows(t.flatten(0, 1), of_pair, None).unflatten(0, (batch, n_heads, seq_len, top_k)) for t in parts)
     y = (share.softmax(3).mT @ mixed.to(wide)).squeeze(3)
-    return (y[..., :d_head] / y[..., d_head:]).to(q.dtype)
+    return (y[..., :d_head] / y[..., d_head : d_head + 1]).to(q.dtype)
+
+
+def _rows(
+    t: Float[Tensor, "rows width"], index: Int[Tensor, " places"], places: Int[Tensor, "rows times"] | None
+) -> Float[Tensor, "places width"]:
+    """t[index]. Each row is read at its `places` and, it may be, where no gradient comes from; None: at most once."""
+    return t.index_select(0, index) if on_cpu(t) or transformed() else _Rows.apply(t, index, places)
+
+
+class _Rows(torch.autograd.Function):
+    """Its gradient reads rows as it does; that of an index adds one number at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, index: Tensor, places: Tensor | None) -> Tensor:
+        ctx.save_for_backward(index, places)
+        ctx.shape = t.shape
+        return t.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (grad,), (index, places) = grads, ctx.saved_tensors
+        if places is None:
+            return grad.new_zeros(ctx.shape).index_copy(0, index, grad), None, None
+        return grad.index_select(0, places.flatten()).unflatten(0, places.shape).sum(1), None, None

@@ -29,7 +29,7 @@ def causal_conv(
         lengths: valid positions of each row.
 
     Returns:
-        The outputs and the tail for the next chunk.
+        The outputs, in x's dtype, and the tail for the next chunk.
     """
     seq_len, past = x.shape[1], weight.shape[1] - 1
     tail = tail.to(x.dtype)
@@ -38,7 +38,7 @@ def causal_conv(
         window = torch.cat((tail, x if lengths is not None else x[:, max(0, seq_len - past) :]), dim=1)
     else:
         window = torch.cat((tail, x), dim=1)
-        y = _by_taps(window, weight, bias)
+        y = _by_taps(window, weight, bias).to(x.dtype)
     if lengths is not None:
         window = right_align(window, lengths + past)
     return y, window[:, window.shape[1] - past :]
@@ -54,7 +54,7 @@ def _by_taps(window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _of_parts(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor) -> Tensor:
-    return _by_taps(torch.cat((tail, x), dim=1), weight, bias)
+    return _by_taps(torch.cat((tail, x), dim=1), weight, bias).to(x.dtype)
 
 
 class _Kernel(torch.autograd.Function):
@@ -88,7 +88,7 @@ def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor) -> 
 
 @_convolved.register_fake
 def _(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor) -> Tensor:
-    return weight.new_empty(x.shape)
+    return x.new_empty(x.shape)
 
 
 @torch.library.custom_op(

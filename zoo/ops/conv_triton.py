@@ -70,7 +70,8 @@ def _backward(
     grad_x = tl.zeros([TIME, CHANNELS], tl.float32)
     for k in tl.static_range(PAST + 1):
         later = t + PAST - k
-        grad_y = tl.load(grad_y_ptr + later * channels + c, mask=inside & (later >= 0) & (later < seq_len), other=0.0)
+        there = inside & (later >= 0) & (later < seq_len)
+        grad_y = tl.load(grad_y_ptr + later * channels + c, mask=there, other=0.0).to(tl.float32)
         weight = tl.load(weight_ptr + c * (PAST + 1) + k, mask=inside, other=0.0)
         grad_x += weight * grad_y
         tl.store(shares_ptr + k * channels + c, tl.sum(grad_y * x, axis=0)[None, :], mask=inside)
@@ -83,8 +84,8 @@ def _backward(
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor) -> Tensor:
-    """Return y in float32; weight and bias are float32, the arguments those of `zoo.ops.conv.causal_conv`."""
-    x, y = _along_channels(x), weight.new_empty(x.shape)
+    """Return y; weight and bias are float32, the arguments those of `zoo.ops.conv.causal_conv`."""
+    x, y = _along_channels(x), x.new_empty(x.shape)
     given = x, tail.contiguous(), weight.contiguous(), weight if bias is None else bias, y
     _launch(_forward, x.shape[1], x, weight, *given, BIAS=bias is not None)
     return y

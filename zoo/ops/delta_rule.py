@@ -10,8 +10,9 @@ from torch import Tensor
 
 from zoo.coefficient import coefficient
 from zoo.cores import core
-from zoo.ops.activation import silu
+from zoo.ops.activation import fused, silu
 from zoo.ops.dplr import dplr
+from zoo.ops.precision import full_precision
 from zoo.ops.time import without_padding
 
 _EPS = 1e-6
@@ -20,13 +21,22 @@ _LEAST_LOG_DECAY = -60.0
 
 def unit_length(t: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
     """t / sqrt(|t|^2 + 1e-6)."""
+    if fused(t):
+        d = t.shape[-1]
+        with full_precision(t.device):  # which is within the kernel
+            return F.rms_norm(t, (d,), t.new_full((d,), d**-0.5), _EPS / d)
     return t * torch.rsqrt(t.square().sum(-1, keepdim=True) + _EPS)
 
 
 def delta_inputs(
-    q: Float[Tensor, "*q d_key"], k: Float[Tensor, "*k d_key"], v: Float[Tensor, "*v d_value"]
+    q: Float[Tensor, "*q d_key"], k: Float[Tensor, "*k d_key"], v: Float[Tensor, "*v d_value"], dtype: torch.dtype
 ) -> tuple[Float[Tensor, "*q d_key"], Float[Tensor, "*k d_key"], Float[Tensor, "*v d_value"]]:
-    """SiLU of all three; queries and keys, the coefficients, of length one, queries divided by sqrt(d_key) then."""
+    """SiLU of all three; queries and keys, the coefficients, of length one, queries divided by sqrt(d_key) then.
+
+    In `dtype`; fused kernels of torch compute in float32 and leave the inputs' own.
+    """
+    if not fused(q):
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     q, k = (unit_length(F.silu(t)) for t in (q, k))
     return coefficient(q * q.shape[-1] ** -0.5), coefficient(k), silu(v)
 
@@ -124,6 +134,9 @@ def delta_product(
         Outputs, and S after the last position.
     """
     steps = k.shape[3]
+    if steps == 1:
+        k, v, beta = k.squeeze(3), v.squeeze(3), beta.squeeze(3)
+        return delta_rule(q, k, v, beta, log_decay, state)
     if log_decay is not None:
         log_decay = F.pad(log_decay.unsqueeze(3), (0, steps - 1)).flatten(2)
     q, k, v = (

@@ -29,8 +29,7 @@ from zoo.ops import ssd_triton as ssd
 from zoo.ops.ssd import time_first
 from zoo.ops.ssd_triton import between, dot_products, put, tile
 
-# A program of `_states` holds all keys of a state and so many values, and loads so many chunks ahead.
-LARGEST_KEYS, TILE, TILE_OF_MANY_KEYS = 128, (32, 2), (16, 1)
+STAGES = 2  # chunks that `_states` loads ahead
 
 
 @triton.jit
@@ -167,7 +166,7 @@ def forward(
     kept, final = state.new_empty(*total.shape[:3], *state.shape[2:], dtype=kind), torch.empty_like(state)
     w = time_first(v, v.shape[3], kind)
     given = r, k, v, total, inverse, state, kept, w, final
-    ssd.launch(_states, _grid(state), kind, given, (r, k, v, w), k, v, total, **tiles(*state.shape[2:]))
+    ssd.launch(_states, _grid(v, kind), kind, given, (r, k, v, w), k, v, total, **whole_keys(k, kind))
     return ssd.outputs(q, k, w, total, kept, state.dtype), final, kept, w, inverse
 
 
@@ -190,7 +189,8 @@ def backward(
     grad_v = time_first(v, v.shape[3], v.dtype)
     given = q, r, k, within, grad_y, total, inverse, grad_final.contiguous(), arriving, erased, grad_v, grad_state
     strided = q, r, k, within, grad_y, erased, grad_v
-    ssd.launch(_states_back, _grid(grad_state), kept.dtype, given, strided, k, v, total, **tiles(*grad_state.shape[2:]))
+    tiles = whole_keys(k, kept.dtype)
+    ssd.launch(_states_back, _grid(v, kept.dtype), kept.dtype, given, strided, k, v, total, **tiles)
     grad_q, reading = ssd.of_queries(q, k, w, total, kept, grad_y)
     grad_r, seeking = ssd.of_queries(r, k, w, total, kept, erased, strict=True)
     grad_k, writing, at_end = ssd.of_keys(q, k, w, total, kept, grad_y, arriving)
@@ -200,12 +200,10 @@ def backward(
     return grad_q, grad_k, grad_v, grad_r, grad_total, grad_state
 
 
-def _grid(state: Tensor) -> tuple[int, int]:
-    return len(state.flatten(0, 1)), triton.cdiv(state.shape[3], tiles(*state.shape[2:])["VALUES"])
+def _grid(v: Tensor, kind: torch.dtype) -> tuple[int, int]:
+    return len(v.flatten(0, 1)), triton.cdiv(v.shape[3], ssd.block(v, kind))
 
 
-def tiles(d_key: int, d_value: int) -> dict[str, int]:
-    """Return what a program of `_states` holds of a state, and how many chunks it loads ahead."""
-    keys, values = (max(16, triton.next_power_of_2(width)) for width in (d_key, d_value))
-    most, stages = TILE if keys <= LARGEST_KEYS else TILE_OF_MANY_KEYS
-    return {"KEYS": keys, "VALUES": min(values, most), "num_stages": stages}
+def whole_keys(k: Tensor, kind: torch.dtype) -> dict[str, int]:
+    """Return the tiles of the recurrence over chunks, whose programs hold all keys of a state."""
+    return {"KEYS": max(ssd.block(k, kind), triton.next_power_of_2(k.shape[3])), "num_stages": STAGES}

@@ -19,7 +19,7 @@ from zoo.ops.transforms import differentiable_again, kernels_suffice, loops_suff
 
 CHUNK = 32  # a power of two
 # The erasing kernels hold all keys of a state at once, and want operands of two bytes for their products.
-KEYS_OF_KERNELS = 256
+KEYS_OF_KERNELS = 128
 
 
 @core("v", "batch head seq value")

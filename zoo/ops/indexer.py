@@ -141,7 +141,8 @@ def _attend_to_chosen(
     # As embeddings: their gradient adds row to row, where the gradient of an index adds one number at a time.
     keys = F.embedding(chosen, k.flatten(0, 1))
     values = keys if v is None else F.embedding(chosen, v.flatten(0, 1))
-    logits = einsum(q, keys, "batch head seq d, batch seq slot d -> batch seq head slot") * int(q.shape[3]) ** -0.5
+    # Keys on the left: their gradient lies as that of the values does, to which it is added.
+    logits = (keys @ q.permute(0, 2, 3, 1)).mT * int(q.shape[3]) ** -0.5
     weights = _softmax(logits, unseen.unsqueeze(2))
     y = (weights.to(q.dtype) @ values).transpose(1, 2)
     if not compare:
