@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -105,10 +106,15 @@ def _by_products(
     with full_precision(q.device):
         # Contiguous: each batched product would copy a strided tensor, and keep its copy for the gradient.
         v = into_chunks(v.to(state.dtype), size).contiguous()
-        reads, writes = ([into_chunks(t.to(state.dtype), size).contiguous() for t in each] for each in (reads, writes))
         if log_decay is not None:
             log_decay = into_chunks(log_decay.to(state.dtype), size)
-        scores, reads, writes, over_chunk = _decayed_scores(product, reads, writes, log_decay)
+        if log_decay is not None and log_decay.shape[4] > 1 and kernels_suffice(state):
+            total = running_sum(log_decay.movedim(3, 4)).movedim(4, 3).contiguous()
+            scores, reads, writes = _in_lists(_Decaying.apply(kind, len(reads), total, *reads, *writes), len(reads))
+            over_chunk = total[:, :, :, -1:].float().exp().mT
+        else:
+            reads, writes = ([into_chunks(t.to(state.dtype), size).contiguous() for t in ts] for ts in (reads, writes))
+            scores, reads, writes, over_chunk = _decayed_scores(product, reads, writes, log_decay)
         keys = _joined(writes, 3).mT
         if p is None:
             written = v
@@ -233,6 +239,77 @@ def _scores_by_halves(
     scores = scores.squeeze(-3)
     pairs = [[scores[r, w] for w in range(n_writes)] for r in range(n_reads)]
     return pairs, list(a.squeeze(-3)), list(b.squeeze(-3)), over.squeeze(-3).mT
+
+
+def _in_lists(parts: Sequence[Tensor], n_reads: int) -> tuple[list[list[Tensor]], list[Tensor], list[Tensor]]:
+    """Return scores for each read and write, reads and writes, which stand one after the other."""
+    n_writes = (len(parts) - n_reads) // (n_reads + 1)
+    scores, decayed = parts[: n_reads * n_writes], parts[n_reads * n_writes :]
+    rows = [list(scores[n : n + n_writes]) for n in range(0, len(scores), n_writes)]
+    return rows, list(decayed[:n_reads]), list(decayed[n_reads:])
+
+
+class _Decaying(torch.autograd.Function):
+    """`_scores_by_halves` as Triton computes it, from the sums of the log-decays; its results one after the other."""
+
+    @staticmethod
+    def forward(ctx: Any, kind: DType, n_reads: int, total: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        ctx.kind, ctx.n_reads = kind, n_reads
+        ctx.save_for_backward(total, *given)
+        return tuple(_scores(total, [*given[:n_reads]], [*given[n_reads:]], kind or torch.float32))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        total, *others = given = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again, which the products' gradients can be
+            again = differentiable_again(
+                partial(_scores_from_sums, ctx.kind, ctx.n_reads), given, ctx.needs_input_grad[2:], grads
+            )
+            return None, None, *again
+        found = _scores_backward([*grads], total, others[: ctx.n_reads], others[ctx.n_reads :])
+        return None, None, *found
+
+
+def _scores_from_sums(kind: DType, n_reads: int, total: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+    decay = F.pad(total, (0, 0, 1, 0)).diff(dim=3).float().exp()
+    chunks = [into_chunks(t.float(), total.shape[3]) for t in given]
+    scores, reads, writes, _ = _scores_by_halves(product_of(kind), chunks[:n_reads], chunks[n_reads:], decay)
+    decayed = (t.to(kind or t.dtype) for t in (*reads, *writes))
+    return *(t for row in scores for t in row), *decayed
+
+
+@torch.library.custom_op(
+    "zoo::decayed_scores",
+    mutates_args=(),
+    schema="(Tensor total, Tensor[] reads, Tensor[] writes, ScalarType kind) -> Tensor[]",
+)
+def _scores(*given: Any) -> list[Tensor]:
+    from zoo.ops import decays_triton
+
+    return decays_triton.forward(*given)
+
+
+@_scores.register_fake
+def _(total: Tensor, reads: list[Tensor], writes: list[Tensor], kind: torch.dtype) -> list[Tensor]:
+    scores = [total.new_empty(*total.shape[:4], total.shape[3], dtype=torch.float32) for _ in reads for _ in writes]
+    return scores + [total.new_empty(total.shape, dtype=kind) for _ in (*reads, *writes)]
+
+
+@torch.library.custom_op(
+    "zoo::decayed_scores_backward",
+    mutates_args=(),
+    schema="(Tensor[] grads, Tensor total, Tensor[] reads, Tensor[] writes) -> Tensor[]",
+)
+def _scores_backward(*given: Any) -> list[Tensor]:
+    from zoo.ops import decays_triton
+
+    return decays_triton.backward(*given)
+
+
+@_scores_backward.register_fake
+def _(grads: list[Tensor], total: Tensor, reads: list[Tensor], writes: list[Tensor]) -> list[Tensor]:
+    found = [time_first(t, t.shape[3], t.dtype) for t in (*reads, *writes)]
+    return [total.new_empty(total.shape, dtype=torch.float32), *found]
 
 
 class _Erasing(torch.autograd.Function):
