@@ -150,13 +150,15 @@ ALL_ROADS = pytest.mark.parametrize("road", ["cpu", "cuda", "mps"], indirect=Tru
 def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Send tensors down the road of a device: Triton's kernels on CUDA, pairs of chunks elsewhere and in float64.
 
-    The delta rule has kernels only for rounded operands: here float32 is what they are rounded to.
+    SSD and the delta rule have kernels for operands of two bytes: interpreted, they get float32, which is exact.
     Returns the device that float32 tensors belong on: CUDA where it is here, else Triton interprets its kernels.
     """
     if request.param == "cuda":
         pytest.importorskip("triton")
         multiply_bfloat16(monkeypatch)
-        monkeypatch.setattr("zoo.ops.dplr.rounded_type", lambda state: rounded_type(state) or _float32(state))
+        if not torch.cuda.is_available():
+            for place in ("ssd", "dplr"):
+                monkeypatch.setattr(f"zoo.ops.{place}.rounded_type", lambda s: rounded_type(s) or _float32(s))
     monkeypatch.setattr(transforms, "_device_type", lambda t: request.param)
     return "cuda" if request.param == "cuda" and torch.cuda.is_available() else "cpu"
 

@@ -105,13 +105,14 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from zoo.ops import carry_triton, conv_triton, delta_triton, ridge_triton, scan_triton, slstm_triton, ssd_triton
+from zoo.ops import carry_triton, conv_triton, decays_triton, delta_triton, ridge_triton
+from zoo.ops import scan_triton, slstm_triton, ssd_triton
 
 def compile_kernel(kernel, values, constants, **options):
     types = {name: "i32" for name in kernel.arg_names} | {name: "constexpr" for name in constants}
     of_values = {f"{name}_ptr" for name in ("x", "dt", "y", "grad_x", "grad_dt", "grad_y", "keys", "sought")}
     of_values |= {f"{name}_ptr" for name in ("q", "k", "v", "kept", "arriving", "grad_q", "grad_k", "grad_v")}
-    of_values |= {f"{name}_ptr" for name in ("r", "w", "inverse", "within", "erased")}
+    of_values |= {f"{name}_ptr" for name in ("r", "w", "inverse", "within", "erased", "a", "a2", "b", "b2")}
     types |= {name: f"*{values if name in of_values else 'fp32'}" for name in kernel.arg_names if name.endswith("_ptr")}
     types |= {"moves_ptr": "*u8"} if "moves_ptr" in types else {}
     types |= {"total_ptr": "*fp64"} if "total_ptr" in types else {}
@@ -143,18 +144,21 @@ for backwards in (False, True):
 for kernel, more in ((conv_triton._forward, dict(BIAS=True)), (conv_triton._backward, {})):
     constants = dict(more, PAST=3, TIME=conv_triton.TIME, CHANNELS=conv_triton.CHANNELS)
     compile_kernel(kernel, "bf16", constants)
-for values, size, warps in (("bf16", ssd_triton.BLOCK, 4), ("fp32", ssd_triton.BLOCK_OF_FLOAT32, 8)):
-    constants = dict(SIZE=64, KEYS=size, VALUES=size, PRECISION="ieee")
-    assert "tf32" not in compile_kernel(ssd_triton._outputs, values, constants, num_warps=warps)
-    for kernel in (ssd_triton._of_queries, ssd_triton._of_keys):
-        compile_kernel(kernel, values, dict(constants, STRICT=values == "bf16"), num_warps=warps)
-    compile_kernel(ssd_triton._of_values, values, dict(constants, WITHIN=False), num_warps=warps)
-    for backwards in (False, True):
-        compile_kernel(ssd_triton._states, values, dict(constants, BACKWARDS=backwards), num_warps=warps)
-constants = dict(SIZE=64, KEYS=64, VALUES=64, PRECISION="ieee")
-assert "tf32" in compile_kernel(delta_triton._inverses, "bf16", constants)
+constants = dict(SIZE=64, KEYS=64, VALUES=64)
+for kernel, more in (
+    (ssd_triton._outputs, {}),
+    (ssd_triton._of_queries, dict(STRICT=False)),
+    (ssd_triton._of_keys, dict(STRICT=False)),
+    (ssd_triton._of_keys, dict(STRICT=True)),
+    (ssd_triton._of_values, dict(WITHIN=False)),
+    (ssd_triton._states, dict(BACKWARDS=True)),
+    (delta_triton._inverses, {}),
+):
+    assert ("tf32" in compile_kernel(kernel, "bf16", constants | more)) == (kernel is delta_triton._inverses)
 for kernel in (delta_triton._states, delta_triton._states_back):
     assert "tf32" not in compile_kernel(kernel, "bf16", dict(constants, KEYS=128), num_stages=delta_triton.STAGES)
+for kernel in (decays_triton._forward, decays_triton._backward):
+    compile_kernel(kernel, "bf16", dict(READS=2, WRITES=2, SIZE=32, CHANNELS=decays_triton.CHANNELS))
 for kernel in (ridge_triton._forward, ridge_triton._backward):
     assert "tf32" not in compile_kernel(kernel, "fp32", dict(EPS=1e-7, TINY=1e-38, ROWS=32, BLOCK=ridge_triton.BLOCK))
 for kernel in (slstm_triton._forward, slstm_triton._backward):

@@ -24,7 +24,7 @@ def unit_length(t: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
     if fused(t):
         d = t.shape[-1]
         with full_precision(t.device):  # which is within the kernel
-            return F.rms_norm(t, (d,), t.new_full((d,), d**-0.5), _EPS / d)
+            return F.rms_norm(t.contiguous(), (d,), t.new_full((d,), d**-0.5), _EPS / d)
     return t * torch.rsqrt(t.square().sum(-1, keepdim=True) + _EPS)
 
 

@@ -12,8 +12,7 @@ queries, with grad_v = (I + A)^-T grad_w for e's negated one, and `_states_back`
     grad_w_j = within_j + until_j G^T k_j      G <- end G + sum_i since_i (q_i grad_y_i^T - r_i grad_v_i^T)
 
 The inverse is put together from those of blocks, twice as large each time, by products of float32 numbers: three
-products of tf32 each, which come close to it. All others have operands in `kind`, a type of two bytes; in float32 the
-kernels would need more registers than there are, and are for tests alone.
+products of tf32 each, which come close to it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ STAGES = 2  # chunks that `_states` loads ahead
 def _inverses(
     r_ptr, k_ptr, total_ptr, inverse_ptr, heads, share, seq_len, chunks, d_key, d_value,
     r_row, r_head, r_time, k_row, k_head, k_time,
-    PRECISION: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     KIND: tl.constexpr = inverse_ptr.dtype.element_ty
     chunk = tl.program_id(0).to(tl.int64)
@@ -49,7 +48,7 @@ def _inverses(
     k_ptr += row * k_row + head * k_head
     total = tl.load(total_ptr + chunk * SIZE + at)
     i, j = at[:, None], at[None, :]
-    a = dot_products(r_ptr, k_ptr, t, r_time, k_time, seq_len, d_key, KIND, PRECISION, SIZE, KEYS)
+    a = dot_products(r_ptr, k_ptr, t, r_time, k_time, seq_len, d_key, KIND, SIZE, KEYS)
     a *= between(total[:, None], total[None, :], i, j, True)
     inverse = tl.where(i == j, 1.0, tl.where(i // 2 == j // 2, -a, 0.0))  # of blocks of two
     width = 2
@@ -67,7 +66,7 @@ def _states(
     r_ptr, k_ptr, v_ptr, total_ptr, inverse_ptr, state_ptr, kept_ptr, w_ptr, final_ptr,
     heads, share, seq_len, chunks, d_key, d_value,
     r_row, r_head, r_time, k_row, k_head, k_time, v_row, v_head, v_time, w_row, w_head, w_time,
-    PRECISION: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     """Keep the state before each chunk, and what each position writes."""
     KIND: tl.constexpr = kept_ptr.dtype.element_ty
@@ -94,11 +93,11 @@ def _states(
         v = tile(v_ptr, t, value, v_time, 1, seq_len, d_value).to(tl.float32)
         inverse = tile(inverse_ptr + chunk * SIZE * SIZE, at, at, SIZE, 1, SIZE, SIZE)
         put(kept_ptr + chunk * d_key * d_value, key, value, d_value, 1, d_key, d_value, s)
-        v -= tl.exp(total.to(tl.float32))[:, None] * tl.dot(r, s.to(KIND), input_precision=PRECISION)
-        w = tl.dot(inverse, v.to(KIND), input_precision=PRECISION)
+        v -= tl.exp(total.to(tl.float32))[:, None] * tl.dot(r, s.to(KIND), input_precision="ieee")
+        w = tl.dot(inverse, v.to(KIND), input_precision="ieee")
         put(w_ptr, t, value, w_time, 1, seq_len, d_value, w)
         w *= tl.exp((end - total).to(tl.float32))[:, None]
-        s = tl.dot(k, w.to(KIND), tl.exp(end.to(tl.float32)) * s, input_precision=PRECISION)
+        s = tl.dot(k, w.to(KIND), tl.exp(end.to(tl.float32)) * s, input_precision="ieee")
     put(final_ptr + sequence * d_key * d_value, key, value, d_value, 1, d_key, d_value, s)
 
 
@@ -109,7 +108,7 @@ def _states_back(
     state_ptr, heads, share, seq_len, chunks, d_key, d_value,
     q_row, q_head, q_time, r_row, r_head, r_time, k_row, k_head, k_time, within_row, within_head, within_time,
     grad_row, grad_head, grad_time, erased_row, erased_head, erased_time, grad_v_row, grad_v_head, grad_v_time,
-    PRECISION: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     """Keep the gradient of the state after each chunk, and those of v and of what is erased."""
     KIND: tl.constexpr = arriving_ptr.dtype.element_ty
@@ -142,13 +141,13 @@ def _states_back(
         grad = tile(grad_ptr, t, value, grad_time, 1, seq_len, d_value).to(tl.float32)
         inverse = tile(inverse_ptr + chunk * SIZE * SIZE, at, at, 1, SIZE, SIZE, SIZE)  # transposed
         put(arriving_ptr + chunk * d_key * d_value, key, value, d_value, 1, d_key, d_value, s)
-        of_state = tl.dot(k, s.to(KIND), input_precision=PRECISION)
+        of_state = tl.dot(k, s.to(KIND), input_precision="ieee")
         of_w = within + tl.exp((end - total).to(tl.float32))[:, None] * of_state
-        grad_v = tl.dot(inverse, of_w.to(KIND), input_precision=PRECISION)
+        grad_v = tl.dot(inverse, of_w.to(KIND), input_precision="ieee")
         put(grad_v_ptr, t, value, grad_v_time, 1, seq_len, d_value, grad_v)
         put(erased_ptr, t, value, erased_time, 1, seq_len, d_value, -grad_v)
-        s = tl.dot(q, (since * grad).to(KIND), tl.exp(end.to(tl.float32)) * s, input_precision=PRECISION)
-        s = tl.dot(r, (-since * grad_v).to(KIND), s, input_precision=PRECISION)
+        s = tl.dot(q, (since * grad).to(KIND), tl.exp(end.to(tl.float32)) * s, input_precision="ieee")
+        s = tl.dot(r, (-since * grad_v).to(KIND), s, input_precision="ieee")
     put(state_ptr + sequence * d_key * d_value, key, value, d_value, 1, d_key, d_value, s)
 
 
@@ -162,11 +161,11 @@ def forward(
     """
     q, k, v, r, state = *(ssd.dense(t) for t in (q, k, v, r)), state.contiguous()
     inverse = state.new_empty(*total.shape, total.shape[3], dtype=kind)
-    ssd.launch(_inverses, (total.shape[:3].numel(),), kind, (r, k, total, inverse), (r, k), k, v, total)
+    ssd.launch(_inverses, (total.shape[:3].numel(),), (r, k, total, inverse), (r, k), k, v, total)
     kept, final = state.new_empty(*total.shape[:3], *state.shape[2:], dtype=kind), torch.empty_like(state)
     w = time_first(v, v.shape[3], kind)
     given = r, k, v, total, inverse, state, kept, w, final
-    ssd.launch(_states, _grid(v, kind), kind, given, (r, k, v, w), k, v, total, **whole_keys(k, kind))
+    ssd.launch(_states, _grid(v), given, (r, k, v, w), k, v, total, **whole_keys(k))
     return ssd.outputs(q, k, w, total, kept, state.dtype), final, kept, w, inverse
 
 
@@ -189,8 +188,7 @@ def backward(
     grad_v = time_first(v, v.shape[3], v.dtype)
     given = q, r, k, within, grad_y, total, inverse, grad_final.contiguous(), arriving, erased, grad_v, grad_state
     strided = q, r, k, within, grad_y, erased, grad_v
-    tiles = whole_keys(k, kept.dtype)
-    ssd.launch(_states_back, _grid(v, kept.dtype), kept.dtype, given, strided, k, v, total, **tiles)
+    ssd.launch(_states_back, _grid(v), given, strided, k, v, total, **whole_keys(k))
     grad_q, reading = ssd.of_queries(q, k, w, total, kept, grad_y)
     grad_r, seeking = ssd.of_queries(r, k, w, total, kept, erased, strict=True)
     grad_k, writing, at_end = ssd.of_keys(q, k, w, total, kept, grad_y, arriving)
@@ -200,10 +198,10 @@ def backward(
     return grad_q, grad_k, grad_v, grad_r, grad_total, grad_state
 
 
-def _grid(v: Tensor, kind: torch.dtype) -> tuple[int, int]:
-    return len(v.flatten(0, 1)), triton.cdiv(v.shape[3], ssd.block(v, kind))
+def _grid(v: Tensor) -> tuple[int, int]:
+    return len(v.flatten(0, 1)), triton.cdiv(v.shape[3], ssd.BLOCK)
 
 
-def whole_keys(k: Tensor, kind: torch.dtype) -> dict[str, int]:
+def whole_keys(k: Tensor) -> dict[str, int]:
     """Return the tiles of the recurrence over chunks, whose programs hold all keys of a state."""
-    return {"KEYS": max(ssd.block(k, kind), triton.next_power_of_2(k.shape[3])), "num_stages": STAGES}
+    return {"KEYS": max(ssd.BLOCK, triton.next_power_of_2(k.shape[3])), "num_stages": STAGES}

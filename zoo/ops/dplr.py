@@ -19,7 +19,7 @@ from zoo.ops.ssd import CHUNK_OF_KERNELS, ssd, time_first
 from zoo.ops.transforms import differentiable_again, kernels_suffice, loops_suffice, whole_in_export
 
 CHUNK = 32  # a power of two
-# The erasing kernels hold all keys of a state at once, and want operands of two bytes for their products.
+# The erasing kernels hold all keys of a state at once.
 KEYS_OF_KERNELS = 128
 
 
@@ -79,7 +79,7 @@ def dplr(
         decay = None if log_decay is None else as_type(state.dtype, log_decay).exp().mT
         return dplr_step(q, k, v, decay, p, r, state)
     kind, one_decay = rounded_type(state), log_decay is None or log_decay.shape[3] == 1
-    if p is None and one_decay and kernels_suffice(state):
+    if kind and p is None and one_decay and kernels_suffice(state):
         decay = q.new_zeros(q.shape[:3], dtype=state.dtype) if log_decay is None else log_decay.squeeze(3)
         return ssd(q, k, v.expand(-1, q.shape[1], -1, -1), decay, state)
     if kind and p is k and r is not None and one_decay and k.shape[3] <= KEYS_OF_KERNELS and kernels_suffice(state):

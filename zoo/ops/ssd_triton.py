@@ -7,10 +7,9 @@ With T the sum of the log-decays from the start of a chunk, D_ij = exp(T_i - T_j
 exp(T_end - T_j) and end = exp(T_end). T comes in float64, so that the difference of two sums keeps float32's digits.
 The gradient that arrives at the states is the first recurrence again, last chunk first, of since_i q_i grad_i^T.
 
-Operands of products are rounded to the type of the states that are kept, or are full float32 (tf32 where torch's switch
-allows it); sums are float32. A product that is needed transposed is computed once more: Triton before 3.7 makes wrong
-code of the transpose of an accumulator. Inputs are read by their strides, but for the last. Under TRITON_INTERPRET=1
-the same code runs on the CPU.
+Operands of products are rounded to the type of the states that are kept, which has two bytes; sums are float32. A
+product that is needed transposed is computed once more: Triton before 3.7 makes wrong code of the transpose of an
+accumulator. Inputs are read by their strides, but for the last. Under TRITON_INTERPRET=1 the same code runs on the CPU.
 """
 
 from __future__ import annotations
@@ -24,11 +23,9 @@ from torch import Tensor
 
 from zoo.ops.ssd import time_first
 
-# Channels of a tile, and warps: full float32 is multiplied number by number, and holds more of them in registers.
-# Tiles of rounded operands are never narrower: of products 32 wide by four warps ptxas 12.8, which Triton 3.6 has,
-# makes wrong code for an H200.
-BLOCK, WARPS = 64, 4
-BLOCK_OF_FLOAT32, WARPS_OF_FLOAT32 = 32, 8
+# Channels of a tile. It is never narrower: of products 32 wide by four warps ptxas 12.8, which Triton 3.6 has, makes
+# wrong code for an H200.
+BLOCK = 64
 
 
 # `no_type_check` on the kernels keeps the tests' shape checker away: triton reads their source, not the functions.
@@ -66,7 +63,7 @@ def between(later, earlier, i, j, STRICT: tl.constexpr):
 @no_type_check
 def dot_products(
     a_ptr, b_ptr, t, a_time, b_time, seq_len, width,
-    KIND: tl.constexpr, PRECISION: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    KIND: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """a_i . b_j over all channels, for the positions t of a chunk."""
     scores = tl.zeros([SIZE, SIZE], tl.float32)
@@ -74,7 +71,7 @@ def dot_products(
         channel = first + tl.arange(0, BLOCK)
         a = tile(a_ptr, t, channel, a_time, 1, seq_len, width).to(KIND)
         b = tile(b_ptr, channel, t, 1, b_time, width, seq_len).to(KIND)
-        scores = tl.dot(a, b, scores, input_precision=PRECISION)
+        scores = tl.dot(a, b, scores, input_precision="ieee")
     return scores
 
 
@@ -83,7 +80,7 @@ def dot_products(
 def _states(
     k_ptr, v_ptr, total_ptr, state_ptr, kept_ptr, final_ptr, heads, share, seq_len, chunks, d_key, d_value,
     k_row, k_head, k_time, v_row, v_head, v_time,
-    BACKWARDS: tl.constexpr, PRECISION: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    BACKWARDS: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     """Keep the state before each chunk; if BACKWARDS, from k = q and v = grad_y, the gradient of the one after it."""
     KIND: tl.constexpr = kept_ptr.dtype.element_ty
@@ -111,7 +108,7 @@ def _states(
         t = tl.cast(chunk, tl.int64) * SIZE + r
         k = tile(k_ptr, key, t, 1, k_time, d_key, seq_len).to(KIND)
         v = tile(v_ptr, t, value, v_time, 1, seq_len, d_value).to(tl.float32) * weight[:, None]
-        s = tl.dot(k, v.to(KIND), tl.exp(end.to(tl.float32)) * s, input_precision=PRECISION)
+        s = tl.dot(k, v.to(KIND), tl.exp(end.to(tl.float32)) * s, input_precision="ieee")
     put(final_ptr + sequence * d_key * d_value, key, value, d_value, 1, d_key, d_value, s)
 
 
@@ -120,7 +117,7 @@ def _states(
 def _outputs(
     q_ptr, k_ptr, v_ptr, total_ptr, kept_ptr, y_ptr, heads, share, seq_len, chunks, d_key, d_value,
     q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time, y_row, y_head, y_time,
-    PRECISION: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     KIND: tl.constexpr = kept_ptr.dtype.element_ty
     chunk = tl.program_id(0).to(tl.int64)  # of all sequences
@@ -139,12 +136,12 @@ def _outputs(
         q = tile(q_ptr, t, key, q_time, 1, seq_len, d_key).to(KIND)
         k = tile(k_ptr, key, t, 1, k_time, d_key, seq_len).to(KIND)
         s = tile(kept_ptr, key, value, d_value, 1, d_key, d_value)
-        scores = tl.dot(q, k, scores, input_precision=PRECISION)
-        y = tl.dot(q, s, y, input_precision=PRECISION)
+        scores = tl.dot(q, k, scores, input_precision="ieee")
+        y = tl.dot(q, s, y, input_precision="ieee")
     total = tl.load(total_ptr + chunk * SIZE + r)
     scores *= between(total[:, None], total[None, :], r[:, None], r[None, :], False)
     v = tile(v_ptr + row * v_row + head * v_head, t, value, v_time, 1, seq_len, d_value).to(KIND)
-    y = tl.dot(scores.to(KIND), v, y * tl.exp(total.to(tl.float32))[:, None], input_precision=PRECISION)
+    y = tl.dot(scores.to(KIND), v, y * tl.exp(total.to(tl.float32))[:, None], input_precision="ieee")
     put(y_ptr + row * y_row + head * y_head, t, value, y_time, 1, seq_len, d_value, y)
 
 
@@ -155,7 +152,7 @@ def _of_queries(
     heads, share, seq_len, chunks, d_key, d_value,
     q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time,
     grad_row, grad_head, grad_time, grad_q_row, grad_q_head, grad_q_time,
-    STRICT: tl.constexpr, PRECISION: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    STRICT: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     """Return the gradient of q, and of T_i where it weighs what position i reads; if STRICT, before it writes."""
     KIND: tl.constexpr = kept_ptr.dtype.element_ty
@@ -170,8 +167,8 @@ def _of_queries(
     grad_ptr += row * grad_row + head * grad_head
     kept_ptr += chunk * d_key * d_value
     total = tl.load(total_ptr + chunk * SIZE + r)
-    scores = dot_products(q_ptr, k_ptr, t, q_time, k_time, seq_len, d_key, KIND, PRECISION, SIZE, KEYS)
-    of_scores = dot_products(grad_ptr, v_ptr, t, grad_time, v_time, seq_len, d_value, KIND, PRECISION, SIZE, VALUES)
+    scores = dot_products(q_ptr, k_ptr, t, q_time, k_time, seq_len, d_key, KIND, SIZE, KEYS)
+    of_scores = dot_products(grad_ptr, v_ptr, t, grad_time, v_time, seq_len, d_value, KIND, SIZE, VALUES)
     of_scores *= between(total[:, None], total[None, :], r[:, None], r[None, :], STRICT)
     of_total = tl.sum(tl.where(r[:, None] > r[None, :], scores * of_scores, 0.0), axis=1)
     narrow = of_scores.to(KIND)
@@ -182,12 +179,12 @@ def _of_queries(
             value = other + tl.arange(0, VALUES)
             grad = tile(grad_ptr, t, value, grad_time, 1, seq_len, d_value).to(KIND)
             s = tile(kept_ptr, value, key, 1, d_value, d_value, d_key)
-            grad_q = tl.dot(grad, s, grad_q, input_precision=PRECISION)
+            grad_q = tl.dot(grad, s, grad_q, input_precision="ieee")
         grad_q *= tl.exp(total.to(tl.float32))[:, None]
         q = tile(q_ptr, t, key, q_time, 1, seq_len, d_key).to(tl.float32)
         of_total += tl.sum(q * grad_q, axis=1)
         k = tile(k_ptr, t, key, k_time, 1, seq_len, d_key).to(KIND)
-        grad_q = tl.dot(narrow, k, grad_q, input_precision=PRECISION)
+        grad_q = tl.dot(narrow, k, grad_q, input_precision="ieee")
         put(grad_q_ptr + row * grad_q_row + head * grad_q_head, t, key, grad_q_time, 1, seq_len, d_key, grad_q)
     tl.store(grad_total_ptr + chunk * SIZE + r, of_total)
 
@@ -199,7 +196,7 @@ def _of_keys(
     heads, share, seq_len, chunks, d_key, d_value,
     q_row, q_head, q_time, k_row, k_head, k_time, v_row, v_head, v_time,
     grad_row, grad_head, grad_time, grad_k_row, grad_k_head, grad_k_time,
-    STRICT: tl.constexpr, PRECISION: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    STRICT: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     """Return the gradients of k, of -T_j where it weighs what position j writes, and of T_end.
 
@@ -221,8 +218,8 @@ def _of_keys(
     total = tl.load(total_ptr + chunk * SIZE + r)
     end = tl.load(total_ptr + chunk * SIZE + SIZE - 1)
     until = tl.exp((end - total).to(tl.float32))
-    scores = dot_products(k_ptr, q_ptr, t, k_time, q_time, seq_len, d_key, KIND, PRECISION, SIZE, KEYS)
-    of_scores = dot_products(v_ptr, grad_ptr, t, v_time, grad_time, seq_len, d_value, KIND, PRECISION, SIZE, VALUES)
+    scores = dot_products(k_ptr, q_ptr, t, k_time, q_time, seq_len, d_key, KIND, SIZE, KEYS)
+    of_scores = dot_products(v_ptr, grad_ptr, t, v_time, grad_time, seq_len, d_value, KIND, SIZE, VALUES)
     of_scores *= between(total[None, :], total[:, None], r[None, :], r[:, None], STRICT)  # rows are earlier here
     of_total = tl.sum(tl.where(r[:, None] < r[None, :], scores * of_scores, 0.0), axis=1)
     narrow = of_scores.to(KIND)
@@ -240,11 +237,11 @@ def _of_keys(
                 arriving = tile(arriving_ptr, value, key, 1, d_value, d_value, d_key)
                 s = tile(kept_ptr, value, key, 1, d_value, d_value, d_key)
                 of_over += tl.sum(s.to(tl.float32) * arriving.to(tl.float32), axis=0)
-                grad_k = tl.dot(v, arriving, grad_k, input_precision=PRECISION)
+                grad_k = tl.dot(v, arriving, grad_k, input_precision="ieee")
             grad_k *= until[:, None]
             of_until += tl.sum(tile(k_ptr, t, key, k_time, 1, seq_len, d_key).to(tl.float32) * grad_k, axis=1)
         q = tile(q_ptr, t, key, q_time, 1, seq_len, d_key).to(KIND)
-        grad_k = tl.dot(narrow, q, grad_k, input_precision=PRECISION)
+        grad_k = tl.dot(narrow, q, grad_k, input_precision="ieee")
         put(grad_k_ptr, t, key, grad_k_time, 1, seq_len, d_key, grad_k)
     tl.store(grad_total_ptr + chunk * SIZE + r, of_total + of_until)
     if not STRICT:
@@ -256,7 +253,7 @@ def _of_keys(
 def _of_values(
     q_ptr, k_ptr, total_ptr, grad_ptr, arriving_ptr, grad_v_ptr, heads, share, seq_len, chunks, d_key, d_value,
     q_row, q_head, q_time, k_row, k_head, k_time, grad_row, grad_head, grad_time, grad_v_row, grad_v_head, grad_v_time,
-    WITHIN: tl.constexpr, PRECISION: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    WITHIN: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     """Return the gradient of v from the outputs of its chunk and, unless WITHIN, from the state after it."""
     KIND: tl.constexpr = arriving_ptr.dtype.element_ty
@@ -275,16 +272,16 @@ def _of_values(
         key = first + tl.arange(0, KEYS)
         k = tile(k_ptr, t, key, k_time, 1, seq_len, d_key).to(KIND)
         q = tile(q_ptr, key, t, 1, q_time, d_key, seq_len).to(KIND)
-        scores = tl.dot(k, q, scores, input_precision=PRECISION)
+        scores = tl.dot(k, q, scores, input_precision="ieee")
         if not WITHIN:
             arriving = tile(arriving_ptr, key, value, d_value, 1, d_key, d_value)
-            grad_v = tl.dot(k, arriving, grad_v, input_precision=PRECISION)
+            grad_v = tl.dot(k, arriving, grad_v, input_precision="ieee")
     total = tl.load(total_ptr + chunk * SIZE + r)
     end = tl.load(total_ptr + chunk * SIZE + SIZE - 1)
     scores *= between(total[None, :], total[:, None], r[None, :], r[:, None], False)
     grad_v *= tl.exp((end - total).to(tl.float32))[:, None]
     grad = tile(grad_ptr + row * grad_row + head * grad_head, t, value, grad_time, 1, seq_len, d_value).to(KIND)
-    grad_v = tl.dot(scores.to(KIND), grad, grad_v, input_precision=PRECISION)
+    grad_v = tl.dot(scores.to(KIND), grad, grad_v, input_precision="ieee")
     put(grad_v_ptr + row * grad_v_row + head * grad_v_head, t, value, grad_v_time, 1, seq_len, d_value, grad_v)
 
 
@@ -319,8 +316,8 @@ def backward(
 def outputs(q: Tensor, k: Tensor, v: Tensor, total: Tensor, kept: Tensor, dtype: torch.dtype) -> Tensor:
     """Return y from the states before the chunks."""
     y = time_first(v, v.shape[3], dtype)
-    grid = len(kept.flatten(0, 2)), triton.cdiv(v.shape[3], block(v, kept.dtype))
-    launch(_outputs, grid, kept.dtype, (q, k, v, total, kept, y), (q, k, v, y), k, v, total)
+    grid = len(kept.flatten(0, 2)), triton.cdiv(v.shape[3], BLOCK)
+    launch(_outputs, grid, (q, k, v, total, kept, y), (q, k, v, y), k, v, total)
     return y
 
 
@@ -332,7 +329,7 @@ def of_queries(
     reading = torch.empty_like(total, dtype=torch.float32)
     given = q, k, v, total, kept, grad_y, grad_q, reading
     grid = (len(kept.flatten(0, 2)),)
-    launch(_of_queries, grid, kept.dtype, given, (q, k, v, grad_y, grad_q), k, v, total, STRICT=strict)
+    launch(_of_queries, grid, given, (q, k, v, grad_y, grad_q), k, v, total, STRICT=strict)
     return grad_q, reading
 
 
@@ -355,7 +352,7 @@ def of_keys(
     at_end = writing.new_empty(total.shape[:3])
     given = q, k, v, total, kept, grad_y, arriving, grad_k, writing, at_end
     strided, strict = (q, k, v, grad_y, grad_k), added_to is not None
-    launch(_of_keys, (at_end.numel(),), kept.dtype, given, strided, k, v, total, STRICT=strict)
+    launch(_of_keys, (at_end.numel(),), given, strided, k, v, total, STRICT=strict)
     return grad_k, writing, at_end
 
 
@@ -364,9 +361,9 @@ def of_values(
 ) -> Tensor:
     """Return the gradient of v; if `within`, that from the outputs of its chunk alone, and `arriving` is not read."""
     grad_v = time_first(grad_y, grad_y.shape[3], dtype)
-    grid = total.shape[:3].numel(), triton.cdiv(grad_y.shape[3], block(grad_y, arriving.dtype))
+    grid = total.shape[:3].numel(), triton.cdiv(grad_y.shape[3], BLOCK)
     given = q, k, total, grad_y, arriving, grad_v
-    launch(_of_values, grid, arriving.dtype, given, (q, k, grad_y, grad_v), k, grad_y, total, WITHIN=within)
+    launch(_of_values, grid, given, (q, k, grad_y, grad_v), k, grad_y, total, WITHIN=within)
     return grad_v
 
 
@@ -378,8 +375,8 @@ def _run_states(
     k: Tensor, v: Tensor, total: Tensor, state: Tensor, kind: torch.dtype, *, backwards: bool
 ) -> tuple[Tensor, Tensor]:
     kept, final = state.new_empty(*total.shape[:3], *state.shape[2:], dtype=kind), torch.empty_like(state)
-    grid = v.shape[0] * v.shape[1], *(triton.cdiv(t.shape[3], block(t, kind)) for t in (k, v))
-    launch(_states, grid, kind, (k, v, total, state, kept, final), (k, v), k, v, total, BACKWARDS=backwards)
+    grid = v.shape[0] * v.shape[1], *(triton.cdiv(t.shape[3], BLOCK) for t in (k, v))
+    launch(_states, grid, (k, v, total, state, kept, final), (k, v), k, v, total, BACKWARDS=backwards)
     return kept, final
 
 
@@ -388,15 +385,9 @@ def dense(t: Tensor) -> Tensor:
     return t if t.stride(3) == 1 else t.contiguous()
 
 
-def block(t: Tensor, kind: torch.dtype) -> int:
-    """Return how many channels of `t` a tile holds."""
-    return min(BLOCK_OF_FLOAT32, max(16, triton.next_power_of_2(t.shape[3]))) if kind == torch.float32 else BLOCK
-
-
 def launch(
     kernel: Any,
     grid: tuple[int, ...],
-    kind: torch.dtype,
     tensors: tuple[Tensor, ...],
     strided: tuple[Tensor, ...],
     k: Tensor,
@@ -408,8 +399,6 @@ def launch(
     heads, (seq_len, d_value) = v.shape[1], v.shape[2:]
     sizes = heads, heads // k.shape[1], seq_len, total.shape[2], k.shape[3], d_value
     strides = [stride for t in strided for stride in t.stride()[:3]]
-    tiles = {"PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"}
-    tiles |= {"SIZE": total.shape[3], "KEYS": block(k, kind), "VALUES": block(v, kind)}
-    tiles |= {"num_warps": WARPS_OF_FLOAT32 if kind == torch.float32 else WARPS}
+    tiles = {"SIZE": total.shape[3], "KEYS": BLOCK, "VALUES": BLOCK}
     with torch.cuda.device_of(v):  # triton launches on the current device, whatever the tensors' own
         kernel[grid](*tensors, *sizes, *strides, **tiles | more, enable_fp_fusion=True)
