@@ -238,7 +238,7 @@ def chunked() -> Iterator[Section]:
     batch, seq_len, heads, width = HEADS_SHAPE
     section = Section(
         f"batch {batch}, length {seq_len}, {heads} heads of keys and values of width {width}. Ours computes products in"
-        " the numbers of the column and states in float32; fla's kernels are made for bfloat16 and get inputs in it."
+        " the numbers of the column and states in float32. fla's kernels are made for bfloat16; there both get inputs in it."
         " The last column says that both compute the same map."
         f"{_absent([f'fla ({name})' for name in missing])}"
     )
@@ -246,11 +246,11 @@ def chunked() -> Iterator[Section]:
     table = Table("", ["map", "numbers", "pass", *columns])
     section.tables.append(table)
     for name, numbers in itertools.product(kernels, ("float32", "tf32", "bfloat16")):
-        given, narrow = (_head_inputs(name, dtype) for dtype in (torch.float32, torch.bfloat16))
+        given = _head_inputs(name, torch.bfloat16 if numbers == "bfloat16" else torch.float32)
         forms = {"ours": (_in_numbers(_ours(name), numbers), given)}
         apart = None
         if name in found and numbers == "bfloat16":
-            forms["fla"] = theirs = _theirs(found[name]), narrow
+            forms["fla"] = theirs = _theirs(found[name]), given
             with torch.no_grad():
                 apart = difference(*(form(*inputs) for form, inputs in (forms["ours"], theirs)))
         runs = {form: passes(*each) for form, each in forms.items()}
@@ -332,14 +332,16 @@ def kernels() -> Iterator[Section]:
     batch, seq_len, heads, width = HEADS_SHAPE
     section = Section(
         "Each kernel of the zoo, and FlexAttention, against plain operations of torch: the scan at the first shape"
-        f" above, the others at batch {batch}, length {seq_len}, {heads} heads of width {width}. float32."
+        f" above, the others at batch {batch}, length {seq_len}, {heads} heads of width {width}. float32, but for"
+        " SSD and the delta rule, whose products have operands in bfloat16 by autocast."
     )
     table = Table("", ["kernel", "pass", "Triton ms", "torch ms", "torch / Triton", "difference"])
     section.tables.append(table)
-    rates = {"decayed states": "gated linear attention", "erased states": "gated delta rule"}
+    rates = {"scores with a decay per channel": "gated linear attention", "erased states": "gated delta rule"}
     forms = {name: (_ours(of), _head_inputs(of, torch.float32)) for name, of in rates.items()}
     forms["selective scan"] = _scan, [t.to(DEVICE) for t in scan_inputs(*SCAN_SHAPES[0], generator())]
-    forms["ssd"] = _ours("ssd"), _head_inputs("ssd", torch.float32)
+    for name in ("ssd", "gated delta rule"):
+        forms[name] = _in_numbers(_ours(name), "bfloat16"), _head_inputs(name, torch.bfloat16)
     forms["slstm"] = _slstm, _slstm_inputs()
     forms["short convolution"] = _conv, _conv_inputs()
     q, k, _, *more = _head_inputs("gated delta rule", torch.float32)

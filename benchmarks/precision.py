@@ -148,7 +148,8 @@ Products of matrices inside chunks follow torch's own switches:
 | bf16 | `train.py --trainer.precision bf16-mixed`, or `torch.autocast` | operands in bfloat16 | float32 |
 
 So do the products that carry the state of a delta rule from chunk to chunk, in its Triton kernel too; the state itself
-is float32. Float64, devices other than CPU and CUDA, and transforms of torch.func are exceptions: there the maps of
+is float32. Under bf16 its kernels invert the triangle of a chunk in float32, and multiply by the rounded inverse.
+Float64, devices other than CPU and CUDA, and transforms of torch.func are exceptions: there the maps of
 chunks are multiplied in the type of the state. On CUDA, lstm, gru and rnn run in cuDNN, which uses tf32
 unless `torch.backends.cudnn.allow_tf32` is False. `zoo check lstm --only float32 --device cuda` shows the error.
 
