@@ -238,8 +238,8 @@ def chunked() -> Iterator[Section]:
     batch, seq_len, heads, width = HEADS_SHAPE
     section = Section(
         f"batch {batch}, length {seq_len}, {heads} heads of keys and values of width {width}. Ours computes products in"
-        " the numbers of the column and states in float32. fla's kernels are made for bfloat16, where both get inputs in"
-        " it. The last column says that both compute the same map."
+        " the numbers of the column and states in float32. fla's kernels are made for bfloat16, and both get inputs in"
+        " it there. The last column says that both compute the same map."
         f"{_absent([f'fla ({name})' for name in missing])}"
     )
     columns = ["ours ms", "fla ms", "fla / ours", "memory / floor", "fla's", "difference"]

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor, nn
 
 from zoo.blocks import RMSNorm, ShortConv
@@ -112,16 +111,14 @@ class Comba(SequenceMixer):
     def mix(self, x: Tensor, state: CombaState, lengths: Tensor | None) -> tuple[Tensor, CombaState]:
         wide = state.S.dtype
         qkv, conv = self.conv.mix(self.qkv_proj(x), state.conv, lengths)
-        q, k, v = (
-            rearrange(t, "batch seq (head d) -> batch head seq d", head=self.n_heads)
-            for t in qkv.to(wide).split(self.widths, dim=2)
-        )
-        share = torch.sigmoid(self.feedback).to(wide).view(-1, 1, 1)
+        q, k, v = (t.unflatten(2, (self.n_heads, -1)) for t in qkv.to(wide).split(self.widths, dim=2))
+        share = torch.sigmoid(self.feedback).to(wide).view(-1, 1)
         q, k = F.silu(q), F.silu(k)
-        q = coefficient(unit_length(q - self.D.view(-1, 1, 1) * share * k) * self.d_head**-0.5)
+        q = coefficient(unit_length(q - self.D.view(-1, 1) * share * k) * self.d_head**-0.5)
         k = coefficient(unit_length(k))
+        q, k, v = (t.transpose(1, 2) for t in (q, k, silu(v)))
         beta, dt = (layer(x).to(wide) for layer in (self.beta_proj, self.dt_proj))
         beta, log_decay = delta_strengths(beta, dt, 1.0, self.A_log, self.dt_bias, lengths)
-        y, S = fed_back_delta_rule(q, k, silu(v), beta.squeeze(3), log_decay, share, state.S)
+        y, S = fed_back_delta_rule(q, k, v, beta.squeeze(3), log_decay, share.unsqueeze(2), state.S)
         y = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)
         return self.out_proj(sigmoid_gate(self.gate_proj(x), y)), CombaState(conv, S)

@@ -119,7 +119,7 @@ class PathAttention(SequenceMixer):
         q, k, v = (self._heads(t) for t in self.qkv_proj(x).split(self.widths, dim=2))
         w, conv = self.conv.mix(self.w_up(self.w_down(x)), state.conv, lengths)
         wide = state.keys.dtype
-        w = unit_length(F.silu(self._heads(w).to(wide)))
+        w = unit_length(F.silu(w.unflatten(2, (-1, self.d_head)).to(wide))).transpose(1, 2)
         beta = BETA_MAX * torch.sigmoid(self.beta_proj(x).to(wide)).transpose(1, 2)
         (beta,) = without_padding(lengths, beta)  # padding moves no key
         q, k, w, beta = coefficient(q), coefficient(k), coefficient(w), coefficient(beta)
