@@ -52,9 +52,10 @@ def test_inputs_in_bfloat16_give_bfloat16(generator: torch.Generator, monkeypatc
     x, weight = draw(1, 9, 3, generator=generator).bfloat16(), draw(3, 4, generator=generator).float()
     tail = torch.zeros(1, 3, 3, dtype=x.dtype)
     expected, _ = causal_conv(x.double(), weight.double(), None, tail.double())
+    on_cpu, _ = causal_conv(x, weight, None, tail)
     monkeypatch.setattr(transforms, "_device_type", lambda t: "cuda")
     x = x.to(DEVICE).requires_grad_()
     y, after = causal_conv(x, weight.to(DEVICE), None, tail.to(DEVICE))
     (slope,) = torch.autograd.grad(y.sum(), x)
-    assert {y.dtype, after.dtype, slope.dtype} == {torch.bfloat16}
+    assert {on_cpu.dtype, y.dtype, after.dtype, slope.dtype} == {torch.bfloat16}
     assert_close(y.cpu(), expected)

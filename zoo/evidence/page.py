@@ -247,7 +247,8 @@ def _looks(panel: Panel) -> dict[str, dict[str, Any]]:
     Further configurations of a mixer have other dashes, and markers that are filled in another way.
     """
     families = list(dict.fromkeys(_family(curve.label) for curve in panel.curves))
-    mixers = {family: mixer for family in families if (mixer := family.partition(",")[0]) in MIXERS}
+    named = {family: [part for part in family.lower().split(", ") if part in MIXERS] for family in families}
+    mixers = {family: parts[0] for family, parts in named.items() if parts}
     taken = {look_of(mixer).colour for mixer in mixers.values()}
     free = [colour for colour in COLOURS if colour not in taken] or COLOURS
     others, found, seen = itertools.cycle(free), {}, Counter[str]()

@@ -24,7 +24,7 @@ def unit_length(t: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
     if fused(t):
         d = t.shape[-1]
         with full_precision(t.device):  # which is within the kernel
-            return F.rms_norm(t.contiguous(), (d,), t.new_full((d,), d**-0.5), _EPS / d)
+            return F.rms_norm(t.contiguous(), (d,), None, _EPS / d) * d**-0.5
     return t * torch.rsqrt(t.square().sum(-1, keepdim=True) + _EPS)
 
 
@@ -33,7 +33,8 @@ def delta_inputs(
 ) -> tuple[Float[Tensor, "*q d_key"], Float[Tensor, "*k d_key"], Float[Tensor, "*v d_value"]]:
     """SiLU of all three; queries and keys, the coefficients, of length one, queries divided by sqrt(d_key) then.
 
-    In `dtype`; fused kernels of torch compute in float32 and leave the inputs' own.
+    In `dtype` on the CPU and while coefficients are asked for; else in the inputs' own, computed in float32: in bfloat16
+    a length is one but for the roundings of its numbers.
     """
     if not fused(q):
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)

@@ -183,10 +183,11 @@ def backward(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of q, k, v and r, of `total` and of the state before the first chunk."""
     grad_y, q, k, r = (ssd.dense(t) for t in (grad_y, q, k, r))
+    grad_final = grad_final.contiguous()
     within = ssd.of_values(q, k, total, grad_y, kept, kept.dtype, within=True)
     arriving, grad_state, erased = torch.empty_like(kept), torch.empty_like(grad_final), torch.empty_like(w)
     grad_v = time_first(v, v.shape[3], v.dtype)
-    given = q, r, k, within, grad_y, total, inverse, grad_final.contiguous(), arriving, erased, grad_v, grad_state
+    given = q, r, k, within, grad_y, total, inverse, grad_final, arriving, erased, grad_v, grad_state
     strided = q, r, k, within, grad_y, erased, grad_v
     ssd.launch(_states_back, _grid(v), given, strided, k, v, total, **whole_keys(k))
     grad_q, reading = ssd.of_queries(q, k, w, total, kept, grad_y)

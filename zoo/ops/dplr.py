@@ -64,7 +64,8 @@ def dplr(
         p, r: what is erased, and where it is looked up; None, both of them, for no erasure. Where p is the tensor k
             itself, erasing and writing share their matrix products.
         state: S before the first position; its dtype is the one computed in. Under autocast operands of products are
-            rounded to its type (`chunk_product`); solves, sums and the state between chunks are not.
+            rounded to its type (`chunk_product`); sums and the state between chunks are not, nor are solves, of which
+            the kernels of CUDA round the inverse.
 
     Returns:
         Outputs, and S after the last position.
