@@ -128,7 +128,7 @@ def gallery() -> str:
 
 def api() -> str:
     """Return the page of all public names, which mkdocstrings fills from their docstrings."""
-    lines = ["# API", ""]
+    lines = ["# API", "", "Mixers have [pages of their own](mixers/README.md), with equations and sources.", ""]
     for package, chosen in PUBLIC.items():
         names = chosen or sorted(importlib.import_module(package).__all__)
         lines += [f"## {package}", "", *(line for name in names for line in (f"::: {package}.{name}", ""))]

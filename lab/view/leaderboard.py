@@ -198,7 +198,7 @@ class Board:
         notes = [ABOUT, *NOTES, origin(shown)]
         end = [line for note in notes for line in (note, "")] + [*explain(sections, LISTED), "", *command]
         about = "\n".join(
-            [*picture, f"[{SORTABLE}]({SORTABLE}) has the same tables, sortable. Notes are below the tables."]
+            [*picture, f"[{SORTABLE}]({SORTABLE}) has the scores, to sort and to filter. Notes are below the tables."]
         )
         pages = {
             STORED: as_json(kept),

@@ -33,8 +33,8 @@ def delta_inputs(
 ) -> tuple[Float[Tensor, "*q d_key"], Float[Tensor, "*k d_key"], Float[Tensor, "*v d_value"]]:
     """SiLU of all three; queries and keys, the coefficients, of length one, queries divided by sqrt(d_key) then.
 
-    In `dtype` on the CPU and while coefficients are asked for; else in the inputs' own, computed in float32: in bfloat16
-    a length is one but for the roundings of its numbers.
+    In `dtype` on the CPU and while coefficients are asked for; else in the inputs' own, computed in float32. In
+    bfloat16 a length is one but for the roundings of its numbers.
     """
     if not fused(q):
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
