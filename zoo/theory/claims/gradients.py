@@ -109,7 +109,7 @@ def gradient_lti(settings: Settings) -> Findings:
         profile = profiles[f"SSM, largest pole {rho}"] = profile_of(settings, lambda _, p=poles: real_poles(p))
         quantity = f"largest pole {rho}: rate per token, log rho = {math.log(rho):.5f}"
         yield near(quantity, _rate(profile), math.log(rho), 0.01)
-    yield _panel("Time-invariant SSMs: J falls by log rho per token", profiles)
+    yield _panel("SSMs: J falls by log rho a token", profiles)
 
 
 def needle_in_noise(seq_len: int, others: float, channel: int, last: float) -> MakeInput:
