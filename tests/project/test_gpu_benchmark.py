@@ -85,7 +85,7 @@ def test_the_scans_section_compares_time_memory_and_floor() -> None:
 def test_kernels_steps_and_a_long_stream_have_their_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(last(gpu.chunked()).tables[0].rows) == 4 * 3 * 2
     kernels = last(gpu.kernels()).tables[0].rows
-    assert len(kernels) == 8 * 2
+    assert len(kernels) == 9 * 2
     assert all(row[5] < 1e-6 for row in kernels)
 
     def refuse(step: gpu.Run) -> gpu.Run:
