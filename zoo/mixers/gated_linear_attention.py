@@ -99,7 +99,7 @@ class GatedLinearAttention(SequenceMixer):
         k, log_decay = without_padding(lengths, k, log_decay)  # padding writes nothing and forgets nothing
         q, k, log_decay = coefficient(q * self.d_key**-0.5), coefficient(k), coefficient(log_decay)
         y, S = dplr(q, k, v, log_decay, None, None, state.S)
-        y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
+        y = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)
         if self.gate_proj is not None:
             y = silu_gate(self.gate_proj(x), y)
         return self.out_proj(y), GatedLinearAttentionState(S)

@@ -111,5 +111,5 @@ class MesaNet(SequenceMixer):
         ridge = _LEAST_RIDGE + F.softplus(self.ridge)
         q, H = ridge_queries(unit_length(q), k, beta, log_decay, ridge, state.H, self.cg_steps)
         y, S = ssd(coefficient(q), beta.unsqueeze(3) * k, v, log_decay, state.S)
-        y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
+        y = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)
         return self.out_proj(y), MesaNetState(conv, H, S)

@@ -88,6 +88,6 @@ class RetNet(SequenceMixer):
         q, k = coefficient(rotate(q, positions) * self.d_head**-0.5), coefficient(rotate(k, positions))
         rates = retention_rates(self.n_heads, state.S.dtype, x.device)
         y, S = retention(q, k, v, rates, state.S, lengths)
-        y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
+        y = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)
         seen = state.seen + (seq_len if lengths is None else lengths)
         return self.out_proj(silu_gate(self.gate_proj(x), y)), RetNetState(S, seen)

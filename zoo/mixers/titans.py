@@ -108,5 +108,5 @@ class Titans(SequenceMixer):
         step, log_momentum = coefficient(torch.sigmoid(step)), coefficient(F.logsigmoid(momentum))
         log_keep = coefficient(F.logsigmoid(-decay))
         y, S, Z = momentum_delta_rule(q, k, v, step, log_keep, log_momentum, state.S, state.Z, lengths)
-        y = rearrange(self.norm(y), "batch head seq d -> batch seq (head d)").to(x.dtype)
+        y = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)
         return self.out_proj(sigmoid_gate(self.gate_proj(x), y)), TitansState(conv, S, Z)

@@ -186,12 +186,12 @@ def attend_to_blocks(
 def _rows(
     t: Float[Tensor, "rows width"], index: Int[Tensor, " places"], places: Int[Tensor, "rows times"] | None
 ) -> Float[Tensor, "places width"]:
-    """t[index]. Each row is read at its `places` and, it may be, where no gradient comes from; None: at most once."""
+    """t[index]. `places` say where each row is read; other reads get no gradient. None: each is read at most once."""
     return t.index_select(0, index) if on_cpu(t) or transformed() else _Rows.apply(t, index, places)
 
 
 class _Rows(torch.autograd.Function):
-    """Its gradient reads rows as it does; that of an index adds one number at a time."""
+    """`index_select` whose gradient reads rows, where torch's own adds one number at a time."""
 
     @staticmethod
     def forward(ctx: Any, t: Tensor, index: Tensor, places: Tensor | None) -> Tensor:

@@ -5,7 +5,7 @@ writes b:
 
     scores_ij = sum_d a_id exp(T_id - T_jd) b_jd for j <= i,    a_i exp(T_i),    b_j exp(T_end - T_j)
 
-A program has a chunk and takes one position j after the other; the decays of a pair are made once for all kinds. T
+A program has one chunk and takes its positions j in turn; the decays of a pair are made once for all kinds. T
 comes in float64, so that the difference of two sums keeps float32's digits; all else is float32. Inputs are read by
 their strides, but for the last. Under TRITON_INTERPRET=1 the same code runs on the CPU.
 """

@@ -165,7 +165,7 @@ def forward(
     kept, final = state.new_empty(*total.shape[:3], *state.shape[2:], dtype=kind), torch.empty_like(state)
     w = time_first(v, v.shape[3], kind)
     given = r, k, v, total, inverse, state, kept, w, final
-    ssd.launch(_states, _grid(v), given, (r, k, v, w), k, v, total, **whole_keys(k))
+    ssd.launch(_states, _grid(v), given, (r, k, v, w), k, v, total, **_whole_keys(k))
     return ssd.outputs(q, k, w, total, kept, state.dtype), final, kept, w, inverse
 
 
@@ -189,7 +189,7 @@ def backward(
     grad_v = time_first(v, v.shape[3], v.dtype)
     given = q, r, k, within, grad_y, total, inverse, grad_final, arriving, erased, grad_v, grad_state
     strided = q, r, k, within, grad_y, erased, grad_v
-    ssd.launch(_states_back, _grid(v), given, strided, k, v, total, **whole_keys(k))
+    ssd.launch(_states_back, _grid(v), given, strided, k, v, total, **_whole_keys(k))
     grad_q, reading = ssd.of_queries(q, k, w, total, kept, grad_y)
     grad_r, seeking = ssd.of_queries(r, k, w, total, kept, erased, strict=True)
     grad_k, writing, at_end = ssd.of_keys(q, k, w, total, kept, grad_y, arriving)
@@ -203,6 +203,6 @@ def _grid(v: Tensor) -> tuple[int, int]:
     return len(v.flatten(0, 1)), triton.cdiv(v.shape[3], ssd.BLOCK)
 
 
-def whole_keys(k: Tensor) -> dict[str, int]:
+def _whole_keys(k: Tensor) -> dict[str, int]:
     """Return the tiles of the recurrence over chunks, whose programs hold all keys of a state."""
     return {"KEYS": max(ssd.BLOCK, triton.next_power_of_2(k.shape[3])), "num_stages": STAGES}
