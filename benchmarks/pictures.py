@@ -1,7 +1,8 @@
-"""Make the screenshots of the pages: `zoo compare`, and TensorBoard's means and layers over the same runs.
+"""Make the screenshots of the pages: `zoo compare`, TensorBoard's means and layers over the same runs, the gallery.
 
     python benchmarks/pictures.py        trains fourteen tiny runs, some minutes on two cores, and writes
-                                         docs/compare.png, docs/tensorboard.png and docs/figures/layers.png
+                                         docs/compare.png, docs/tensorboard.png and, in docs/figures,
+                                         layers.png, gallery.png and explorer.png
 
 Runs are kept in --run_dir: the same command goes on with the unfinished ones. Needs chromium and chromedriver on the
 PATH.
@@ -86,6 +87,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         layers = f"{address}&tagFilter=theory/layer#timeseries"
         write_atomically(DOCS / "figures" / "layers.png", photograph(layers, 1500, 900, 30))
+    photograph_gallery()
+
+
+def photograph_gallery() -> None:
+    """Build the site, and take pictures of its gallery and of two mixers side by side."""
+    subprocess.run([sys.executable, "-m", "tools.site"], cwd=ROOT, check=True)
+    gallery = (ROOT / "build" / "site" / "gallery.html").as_uri()
+    for name, chosen, height in (("gallery", "", 1000), ("explorer", "#attention,selective_ssm", 1420)):
+        write_atomically(DOCS / "figures" / f"{name}.png", photograph(f"{gallery}{chosen}", 1200, height, 3))
 
 
 if __name__ == "__main__":

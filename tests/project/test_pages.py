@@ -169,6 +169,8 @@ def test_a_notebook_runs(name: str, site: Path, tmp_path: Path) -> None:
         ("gallery.html", "select, input, .card a"),
         ("leaderboard_table.html", "select, input, button, a, .cell"),
         ("findings.html", "a[href], button:not(.md-top), .md-header__button, .md-sidebar-button"),
+        ("gallery.html#attention,ssd", "#one :is(select, input, button, a[href])"),
+        ("results.html", "article :is(summary, button)"),
     ],
 )
 def test_the_keyboard_reaches_everything(page: str, controls: str, width: int, site: Path, browser: Any) -> None:

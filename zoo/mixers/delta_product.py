@@ -55,8 +55,8 @@ class DeltaProduct(SequenceMixer):
     value), 1/rms, silu(W_g x). The offset is zero.
 
     State. n_heads x d_head x (expand d_head) numbers, at least float32, and the convolution's last d_conv - 1 inputs of
-    n_heads (1 + n_householder (1 + expand)) d_head channels, fewer where heads share keys. With n_levels,
-    that many times the numbers, and the positions so far. It does not grow.
+    n_heads (1 + n_householder (1 + expand)) d_head channels, fewer where heads share keys. With n_levels, that many
+    times the numbers, and the positions so far; n_levels - 1 is at least log2 of the length. It does not grow.
 
     Interaction rank. The recurrence itself: n_heads * n_householder, an operator for each step's value map; levels add
     none. The convolution's taps, the sigmoid of the values and the gate act on channels: min(n_heads * n_householder *

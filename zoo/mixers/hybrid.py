@@ -23,13 +23,17 @@ DEFAULT_PATTERN: tuple[str, ...] = ("selective_ssm", "attention")
 class Hybrid(SequenceMixer):
     """A layout over depth: members by pattern, first layer first, repeated.
 
+        x_0 = x,    x_l = x_{l-1} + mixer_l(norm_l(x_{l-1})),    mixer_l = pattern[(l - 1) mod len(pattern)]
+
+    In a backbone (`create_layers`) the pattern is the layout over its layers, and channel mixers follow as everywhere.
+    Created by itself (`create_mixer`) it is the pattern once, without them.
+
         python train.py --mixer hybrid --mixer.pattern '[diagonal_ssm, attention]' --mixer.attention.n_heads 2
         create_layers("hybrid", n_layers=16, d_model=64, pattern=["selective_ssm"] * 7 + ["attention"])
 
-    In a backbone (`create_layers`) the pattern is the layout over its layers. Created by itself (`create_mixer`) it is
-    the pattern once, as pre-norm residual blocks without channel mixers: x + mixer(norm(x)). `Hybrid.create`, and so
-    both functions, also takes options of members: by member, `attention={"n_heads": 4}`, or bare, `n_heads=4`, which
-    goes to every member that declares it. A member `path/file.py:Class` has its options under `Class`.
+    `Hybrid.create`, and so both functions, also takes options of members: by member, `attention={"n_heads": 4}`, or
+    bare, `n_heads=4`, which goes to every member that declares it. A member `path/file.py:Class` has its options under
+    `Class`.
 
     In a backbone every second channel mixer may be a mixture of experts, whatever the mixers are:
 

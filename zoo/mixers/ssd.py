@@ -49,7 +49,7 @@ class SSD(SequenceMixer):
 
         [z, u, B, C, dt] = W_in x; u, B, C = silu(conv(u, B, C)), dt = softplus(dt + b)
         h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t^T                 per head, A < 0 and D scalars
-        o_t = h_t^T C_t + D u_t
+        o_t = h_t^T C_t + D u_t                                    with n_levels: sum_l lambda_t^l h_t^l^T C_t + D u_t
         y   = out_proj(RMSNorm(silu(z) o))
 
     B and C are shared by the heads of a group. d_head is 64, or the whole of d_inner where that is narrower.
@@ -68,7 +68,7 @@ class SSD(SequenceMixer):
 
     State. n_heads x d_state x d_head = expand * d_model * d_state numbers, at least float32, and the convolution's last
     d_conv - 1 inputs of d_inner + 2 n_groups d_state channels. With n_levels, that many times the numbers, and the
-    positions so far. It does not grow.
+    positions so far; n_levels - 1 is at least log2 of the length. It does not grow.
 
     Interaction rank. The recurrence itself: n_heads, since a head's W_ij is one number times W_O^h W_u^h, the skip D
     included. Levels add none: lambda is a number too. In the block the convolution's taps, sigmoid(u) and silu(z) act
