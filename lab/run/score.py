@@ -149,10 +149,11 @@ def guess_level(score: str, chance: Number | None) -> float | None:
 
 
 def score_text(name: str, value: Number | None, spread: Number | None = None, decimals: int = 4) -> str:
-    """Format a metric for a table, ± its spread over seeds; accuracy and chance have this number of decimals, others as many digits.
+    """Format a metric for a table, ± its spread over seeds: accuracy and chance with `decimals`, others as many digits.
 
     >>> score_text("accuracy", 0.5, 0.012), score_text("loss", 0.123456)
     ('0.5000 ± 0.012', '0.1235')
     """
-    text = f"{value:.{decimals}f}" if value is not None and ("accuracy" in name or name == "chance") else number(value, decimals)
+    fixed = value is not None and ("accuracy" in name or name == "chance")
+    text = f"{value:.{decimals}f}" if fixed else number(value, decimals)
     return text if spread is None else f"{text} ± {spread:.2g}"
