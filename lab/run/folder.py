@@ -205,7 +205,7 @@ class RunFolder:
 
     def write_metrics(self, metrics: Metrics) -> None:
         """Finish the run: write metrics.json and its checksum; a number that is not finite is null."""
-        write_atomically(self.path / METRICS, as_json(metrics | {CHECKSUM: checksum(metrics)}))
+        write_atomically(self.path / METRICS, as_json(metrics | {CHECKSUM: checksum(as_json(metrics))}))
 
     def write_rung(self, stop_at: float, metrics: Metrics) -> None:
         """Add the metrics of a run that stopped at a step or a share of its steps."""

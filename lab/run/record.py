@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import zlib
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from lab.run.files import CONFIG, ENVIRONMENT, EVENTS, FIRST_LOSS, FIRST_SCORE, 
 from lab.run.identity import deciding_options
 from lab.run.metrics import Metrics, State, state_of
 from lab.run.score import SCORES
-from zoo.report.files import as_json, read_json
+from zoo.report.files import finite, read_json
 from zoo.report.numbers import Number
 from zoo.targets import short
 
@@ -217,22 +218,23 @@ def read_metrics(folder: Path) -> Metrics | None:
         ValueError: a file that is damaged or not one of train.py; the message begins with its name.
     """
     try:
-        found = read_json(folder / METRICS)
+        text = (folder / METRICS).read_text(encoding="utf-8")
+        found = finite(json.loads(text))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         raise ValueError(f"{METRICS} cannot be read: {one_line(error)}") from None
     if not isinstance(found, dict) or "params" not in found:
         raise ValueError(f"{METRICS} is not one of train.py: it has no params")
-    kept = found.pop(CHECKSUM, None)
-    if kept not in (None, checksum(found)):
+    kept, others = found.pop(CHECKSUM, None), text.rpartition(f',\n "{CHECKSUM}"')[0] + "\n}\n"
+    if kept not in (None, checksum(others)):
         raise ValueError(f"{METRICS} is damaged: its content does not match its checksum")
     return _numbers(found)
 
 
-def checksum(metrics: Metrics) -> str:
-    """Return the CRC-32 of metrics as metrics.json holds them."""
-    return f"{zlib.crc32(as_json(metrics).encode()):08x}"
+def checksum(text: str) -> str:
+    """Return the CRC-32 of metrics.json as it is without the line of the checksum, the last one."""
+    return f"{zlib.crc32(text.encode()):08x}"
 
 
 def read_rungs(folder: Path) -> list[Metrics]:
