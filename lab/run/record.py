@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import zlib
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from lab.run.files import CONFIG, ENVIRONMENT, EVENTS, FIRST_LOSS, FIRST_SCORE, 
 from lab.run.identity import deciding_options
 from lab.run.metrics import Metrics, State, state_of
 from lab.run.score import SCORES
-from zoo.report.files import finite, read_json
+from zoo.report.files import parse_json, read_json
 from zoo.report.numbers import Number
 from zoo.targets import short
 
@@ -219,7 +218,7 @@ def read_metrics(folder: Path) -> Metrics | None:
     """
     try:
         text = (folder / METRICS).read_text(encoding="utf-8")
-        found = finite(json.loads(text))
+        found = parse_json(text)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:

@@ -78,7 +78,16 @@ def read_json(path: Path) -> Any:
         OSError: there is none, or it cannot be read.
         ValueError: it is not JSON.
     """
-    return finite(json.loads(path.read_text(encoding="utf-8")))
+    return parse_json(path.read_text(encoding="utf-8"))
+
+
+def parse_json(text: str) -> Any:
+    """Return the content of a JSON file's text, None for NaN and Infinity."""
+    return json.loads(text, parse_constant=_finite, parse_float=_finite)
+
+
+def _finite(text: str) -> float | None:
+    return value if math.isfinite(value := float(text)) else None
 
 
 def read_npz(file: Path) -> dict[str, Any]:
