@@ -115,6 +115,14 @@ def test_highways_are_flat(name: str, options: dict[str, Any]) -> None:
     assert profile.values[:, -1].min() > 1e-3
 
 
+@pytest.mark.parametrize("name", ["attention", "selective_ssm"])
+def test_the_generator_draws_a_highway_seed_zero_by_default(name: str) -> None:
+    mixer = create_mixer(name, WIDTH)
+    drawn = [mixer.highway_input(16, 4, torch.Generator().manual_seed(seed)) for seed in (0, 1)]
+    assert torch.equal(drawn[0], mixer.highway_input(16, 4))
+    assert not torch.equal(*drawn)
+
+
 def test_no_highway_is_known() -> None:
     assert highway_profile(create_mixer("lstm", WIDTH), seq_len=16) is None
     assert not isinstance(create_mixer("lstm", WIDTH), OffersHighway)

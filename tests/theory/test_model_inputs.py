@@ -72,8 +72,9 @@ def test_a_text_that_cannot_serve_is_refused_in_one_line(spoil: Any, message: st
 def test_arrays_are_read_first_and_scored_after(tmp_path: Path, rng: np.random.Generator) -> None:
     file = tmp_path / "arrays.npz"
     inputs, labels = rng.integers(128, size=(2, 5, 6))
-    np.savez(file, inputs=inputs, labels=labels % 3)
+    np.savez(file, inputs=inputs.astype(np.uint8), labels=labels % 3)
     found = model_inputs("nowhere", MODEL, None, 2, 3, arrays=file)
+    assert found.inputs.dtype == torch.int64
     assert found.inputs.tolist() == inputs[:2].tolist()
     assert found.others.tolist() == inputs[2:].tolist()
     outputs = torch.nn.functional.one_hot(torch.from_numpy(labels[2:] % 3), 3).double()

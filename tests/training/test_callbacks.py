@@ -131,6 +131,16 @@ def test_a_process_that_shows_no_bar_trains_all_the_same(
     assert (trainer.global_step, capsys.readouterr().err) == (2, "")
 
 
+def test_the_bar_shows_the_loss_every_so_many_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = {}
+    monkeypatch.setattr(
+        "zoo.training.progress.tqdm.set_postfix", lambda bar, values, refresh: shown.update({bar.n + 1: values})
+    )
+    small.trainer(tmp_path, Progress(2), max_steps=5).fit(small.module(), datamodule=small.data(tmp_path))
+    assert [*shown] == [2, 4]
+    assert all(float(values["loss"]) > 0 for values in shown.values())
+
+
 def test_each_place_has_a_stream_of_its_own(unchecked_shapes: None) -> None:
     module: Any = SimpleNamespace(device=torch.device("cpu"))
     draws = {}
