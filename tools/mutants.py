@@ -5,11 +5,11 @@
 
 An error is one mutation of cosmic-ray (a changed operator, number, condition, decorator or loop) in a line drawn at
 random from the rooms below. In a copy with one error planted, the default tests that execute its line run until the
-first failure, the shortest first, up to a minute of CPU time; if none fails, the slow ones do so. If an import or a
-cache runs the line, or numba compiles it, the tests that execute any line of the file do. Coverage shows which test
-executes which line. It is measured once for each state of the tree, for the slow tests of a room only if an error there
-survives the default ones. The order of the errors is random: after a cut, those that are done are a sample, and the
-same seed continues. Read what survives, since some of it changes nothing that anyone can observe.
+first failure, the shortest first; then those that execute any line of the file, since an import, a cache or numba may
+have run the line for them; up to a minute of CPU time in all. If none fails, the slow ones do so. Coverage shows which
+test executes which line. It is measured once for each state of the tree, for the slow tests of a room only if an error
+there survives the default ones. The order of the errors is random: after a cut, those that are done are a sample, and
+the same seed continues. Read what survives, since some of it changes nothing that anyone can observe.
 """
 
 from __future__ import annotations
@@ -124,21 +124,12 @@ def compiles(source: str) -> bool:
     return "import numba" in source or "import compiled" in source
 
 
-@cache
-def statement(file: str, line: int) -> list[int]:
-    """Return the lines of a line's statement; none if numba compiles it, or an import or a cache runs it."""
-    source = (ROOT / file).read_text(encoding="utf-8")
-    inside = [
-        function
-        for function in ast.walk(ast.parse(source))
-        if isinstance(function, ast.FunctionDef) and function.body[0].lineno <= line <= (function.end_lineno or 0)
-    ]
-    cached = any("cache" in ast.unparse(decorator) for function in inside for decorator in function.decorator_list)
-    if not inside or cached or compiles(source):
-        return []
+def statement(mutant: Mutant) -> list[int]:
+    """Return the lines of a mutant's statement."""
+    source = (ROOT / mutant.file).read_text(encoding="utf-8")
     parser = PythonParser(text=source)
     parser.parse_source()
-    first = parser.first_line(line)
+    first = parser.first_line(mutant.line)
     return [number for number in range(1, len(source.splitlines()) + 1) if parser.first_line(number) == first]
 
 
@@ -239,18 +230,14 @@ class Executed:
         self.lines = cache(self.data.contexts_by_lineno)
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """Return the tests to run, the shortest first."""
-        lines = self.lines(mutant.file)
-        contexts = {
-            name for line in statement(mutant.file, mutant.line) or lines for name in lines.get(line, ()) if name
-        }
-        paths = {path for path in contexts if "::" not in path}
-        chosen = [
-            test
-            for test in self.seconds
-            if test in contexts or any(Path(test.split("::")[0]).is_relative_to(path) for path in paths)
-        ]
-        return sorted(chosen, key=self.seconds.__getitem__)
+        """Return the tests to run: those that execute the statement, then those of the file, the shortest first."""
+        every = self.lines(mutant.file)
+        of_statement, of_file = (
+            {test for line in lines for test in every.get(line, ())} for lines in (statement(mutant), every)
+        )
+        shared = {path for path in of_file if path and "::" not in path}  # files whose shared fixture executes it
+        of_file |= {test for test in self.seconds if any(Path(test.split("::")[0]).is_relative_to(p) for p in shared)}
+        return sorted(of_file & self.seconds.keys(), key=lambda test: (test not in of_statement, self.seconds[test]))
 
 
 def room_tests(mutant: Mutant) -> set[str]:
