@@ -191,6 +191,13 @@ class RightOnly(Recurrence):
         return super().masked(a, mask, raw)
 
 
+class Branching(LongConv):
+    """It takes one of two ways by its input's numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.sum() < 1e9 else x
+
+
 class StepAlone(Stepper):
     """Its step returns no state."""
 
@@ -222,6 +229,7 @@ class StepAlone(Stepper):
         (RightOnly, "padding", "passed", "the same row unpadded (right, attention_mask)"),
         ("lstm", "padding", "passed", "a chunk with a row of 2 positions of 6"),
         ("linear_attention", "rank", "passed", "heads for an error of 10 %"),
+        (Branching, "exports", "not_applicable", "the module branches on its numbers"),
         (StepAlone, "one_by_one", "not_applicable", "no way to continue from a state is known"),
         (lambda d: nn.LSTM(d, d, batch_first=True), "chunked", "passed", "512 positions"),
         (lambda d: nn.GRU(d, d, 2, batch_first=True), "chunked", "passed", "512 positions"),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.utils._pytree import tree_leaves
 
 from tests.cases import (
     D_MODEL,
@@ -85,15 +87,27 @@ def test_recording_after_compilation_is_seen(generator: torch.Generator) -> None
         assert_close(compiled(x), expected)
 
 
+class Shapes(torch.fx.Interpreter):
+    """Run a program; every tensor has the shape that was recorded for its example."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        found = super().run_node(n)
+        for real, told in zip(tree_leaves(found), tree_leaves(n.meta.get("val")), strict=True):
+            if isinstance(told, Tensor):
+                sizes = (size.node.hint if isinstance(size, torch.SymInt) else size for size in told.shape)
+                assert real.shape == torch.Size(sizes), n.target
+        return found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OF_THEIR_OWN_OP)
 def test_an_exported_program_takes_sequences_of_any_length(name: str, generator: torch.Generator) -> None:
     mixer = create_mixer(name, D_MODEL).eval()
     lengths = Dim("seq", min=2, max=1000)
     with torch.no_grad():
-        program = torch.export.export(
-            mixer, (draw(2, 100, D_MODEL, generator=generator).float(),), dynamic_shapes=({1: lengths},)
-        )
+        example = draw(2, 100, D_MODEL, generator=generator).float()
+        program = torch.export.export(mixer, (example,), dynamic_shapes=({1: lengths},))
+        Shapes(program.module()).run(example)
         for seq_len in (2, 63, 1000):
             x = draw(2, seq_len, D_MODEL, generator=generator).float()
             assert_close(program.module()(x), mixer(x))
