@@ -30,7 +30,7 @@ from lab.plain import flag_text, flatten
 from lab.run.files import ENVIRONMENT, FIRST_LOSS, FIRST_SCORE, HPARAMS
 from lab.run.folder import RunFolder
 from lab.run.metrics import Metrics, is_tested, number_at
-from lab.run.record import LEAK, MARK, Run, read_fields, read_run, rung_at
+from lab.run.record import LEAK, MARK, MARKED, Run, read_fields, read_run, rung_at
 from lab.run.score import first_at, has_converged, level, score_text
 from zoo import training
 from zoo.errors import UsageError
@@ -134,9 +134,7 @@ def _run(command: Command) -> Metrics:
                 for aside in folder.set_aside_damaged():
                     _say(f"{aside.stem} is damaged and now {aside}; the run resumes from {session.checkpoint}")
             if session.leak and not command.config["looks_ahead"]:
-                say(
-                    make_console(), f"{session.leak}. The run is marked; --looks_ahead true if it is meant.", "bold red"
-                )
+                say(make_console(), f"{session.leak}. {MARKED}", "bold red")
             folder.prepare(command.config, session.checkpoint, session.data.task.fingerprint(), session.leak)
             if any(isinstance(logger, training.CurveLogger) for logger in session.trainer.loggers):
                 options = compared_options(command.config)

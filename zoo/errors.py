@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UnknownNameError(ValueError):
@@ -15,6 +17,17 @@ class UsageError(ValueError):
 
     def __init__(self, message: object) -> None:
         super().__init__(" ".join(str(message).split()))
+
+
+def raised_at(error: BaseException) -> str:
+    """Return where the user's own code raised an error, to be put after its text; empty for an error of a library."""
+    library = str(Path(__file__).parent)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename.startswith(library):
+            break
+        if "site-packages" not in frame.filename and frame.filename.endswith(".py"):
+            return f" (line {frame.lineno} of {frame.filename})"
+    return ""
 
 
 def unknown(kind: str, name: object, valid: Iterable[str], most: int | None = None) -> str:

@@ -31,6 +31,7 @@ Curve: TypeAlias = list[tuple[int, float]]
 LEAK = "looks_ahead"
 """Field of environment.json: how the model reads later positions; empty if it does not."""
 MARK = " (looks ahead)"
+MARKED = "The run is marked; --looks_ahead true if it is meant."
 CHECKSUM = "crc32"
 """Field of metrics.json: checksum of the others."""
 _HEADER, _CHECKSUM = 12, 4  # bytes before and after a record of events: its length, and checksums

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lab.run.files import INDEX
 from lab.run.metrics import numbers_at
+from lab.run.record import MARK, MARKED
 from lab.run.score import FACTS, WINDOW, fact_text, score_of, window_text
 from lab.sweep.board import score_with_spread
 from lab.sweep.grid import Configuration
@@ -55,6 +56,11 @@ def show_summary(sweep: Sweep) -> None:
     """Print what was found, seeds together, and what failed; with `score`, write each model's score over all tasks."""
     console, (headings, rows, align), name = make_console(), _summary(sweep), sweep.experiment.name
     console.print(make_table(headings, rows, align, title=f"{name}: mean ± standard deviation over seeds"))
+    for point in sweep.grid.points:
+        configuration = point.chosen or point.configuration
+        leak = sweep.leak(configuration, point.seeds)
+        if leak and not configuration.command.config["looks_ahead"]:
+            say(console, f"{leak}. {MARKED}", "bold red")
     for outcome in sweep.failed:
         say(console, f"failed: {outcome.job.name}: {outcome.message}; see {outcome.job.folder}")
     say(console, str(sweep.folder / INDEX))
@@ -82,9 +88,12 @@ def _summary(sweep: Sweep) -> tuple[list[str], list[list[str]], str]:
         sizes = {"params": configuration.params, "state_bytes": configuration.state_bytes}
         facts |= {name: [] if size is None else [size] for name, size in sizes.items()}
         seconds = numbers_at(found, "seconds")
+        values = _cells(configuration, keys)
+        if "mixer" in keys and sweep.leak(configuration, point.seeds):
+            values[keys.index("mixer")] += MARK
         rows.append(
             [
-                *_cells(configuration, keys),
+                *values,
                 f"{len(found)}/{len(point.seeds)}",
                 score_with_spread(found, "test"),
                 score_with_spread(found, "val"),

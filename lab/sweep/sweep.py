@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.run.files import DONE, INDEX
+from lab.run.files import DONE, ENVIRONMENT, INDEX
 from lab.run.metrics import Metrics, number_at
-from lab.run.record import read_fields, read_rungs
+from lab.run.record import LEAK, read_fields, read_rungs
 from lab.run.score import score_of, score_text, window_text
 from lab.sweep.board import Board
 from lab.sweep.command import HELP, PROGRAM, Request
@@ -340,6 +340,11 @@ class Sweep:
         outcomes = [self.ended(configuration, seed) for seed in seeds]
         found = [outcome.job.metrics() for outcome in outcomes if outcome and outcome.state == "done"]
         return [metrics for metrics in found if metrics is not None]
+
+    def leak(self, configuration: Configuration, seeds: Iterable[int]) -> str:
+        """Tell how the model of a configuration reads later positions, as its runs noted; empty if it does not."""
+        folders = [configuration.folder(seed).path for seed in seeds]
+        return next((leak for each in folders if (leak := read_fields(each / ENVIRONMENT).get(LEAK))), "")
 
     def write_index(self) -> None:
         """Write `sweep.json`: the request, and each run with its options, folder, state and sizes."""

@@ -12,14 +12,17 @@ import zoo
 from lab import __main__ as application
 from lab import config
 from lab import training as train
+from lab.build import find_leak
 from lab.run.files import HPARAMS
 from lab.run.folder import RunFolder
+from lab.sweep import sweep
 from lab.view import read_runs
 from lab.view.rows import group_runs
 from tests import refused
 from tests.lab.runs import TINY, error_line, results, shown
 from zoo.__main__ import main
 from zoo.errors import UsageError
+from zoo.registry import MIXERS
 
 PLAIN = '''
 from torch import device, nn
@@ -46,12 +49,12 @@ PEEKING = """
 from torch import nn
 
 class Peeking(nn.Module):
-    def __init__(self, d_model):
+    def __init__(self, d_model, shift=-1):
         super().__init__()
-        self.map = nn.Linear(d_model, d_model)
+        self.map, self.shift = nn.Linear(d_model, d_model), shift
 
     def forward(self, x):
-        return self.map(x.roll(-1, 1))
+        return self.map(x.roll(self.shift, 1))
 """
 SHORT = f"{TINY} --figures_every null --trainer.max_steps 4".split()
 
@@ -150,5 +153,27 @@ def test_a_mixer_that_looks_ahead_is_marked_everywhere_and_kept_off_the_leaderbo
     (group,) = group_runs(read_runs(tmp_path))
     assert not group.best & {row.label for row in group.rows if "Peeking" in row.label}
     assert any(b"(looks ahead)" in file.read_bytes() for file in tmp_path.rglob(HPARAMS))
-    assert application.main(["leaderboard", "--mixers", "mine.py:Peeking", "--dry_run"]) == 2
-    assert "causal mixers only" in error_line(capsys, "lab leaderboard")
+    monkeypatch.setattr(MIXERS, "_own", {})
+    zoo.register("peeking", "mine.py:Peeking")
+    for name in ("mine.py:Peeking", "peeking"):
+        assert application.main(["leaderboard", "--mixers", name, "--dry_run"]) == 2
+        assert "causal mixers only" in error_line(capsys, "lab leaderboard")
+    sweep.main(
+        ["--mixer", "mine.py:Peeking,mine.py:Squashed", *SHORT, "--name", "swept", "--run_dir", str(tmp_path / "swept")]
+    )
+    said = capsys.readouterr().out
+    assert said.count("reads later positions") == 1
+    assert "mine.py:Peeking (looks ahead)" in said
+
+
+@pytest.mark.parametrize("shift", [0, -1])
+def test_two_of_a_class_are_both_asked_whether_they_look_ahead(
+    shift: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(PEEKING)
+    monkeypatch.setattr(MIXERS, "_own", {})
+    for name, each in (("first", shift), ("second", 0)):
+        zoo.register(name, f"{tmp_path}/mine.py:Peeking", shift=each)
+    mixer = {"name": "hybrid", "pattern": ["first", "second"]}
+    leak = find_leak(zoo.Backbone(mixer, n_layers=2, d_model=8, vocab_size=8, n_outputs=8), 40)
+    assert ("reads later positions" in leak) == (shift != 0)

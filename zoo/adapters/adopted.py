@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -27,7 +25,7 @@ from zoo.adapters.factories import (
 from zoo.adapters.protocols import Adapter, Forward, find_adapter, first_tensor
 from zoo.adapters.states import Carried, Part, parts_of, run
 from zoo.contract import SequenceMixer
-from zoo.errors import UsageError
+from zoo.errors import UsageError, raised_at
 from zoo.ops.precision import Device, DType
 from zoo.targets import short
 
@@ -242,15 +240,4 @@ def _in_one_line(what: str, hint: str = "") -> Iterator[None]:
         yield
     except (Exception, SystemExit) as error:
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        raise ValueError(f"{what}: {kind}{' '.join(str(error).split())}{_place(error)}{hint}") from error
-
-
-def _place(error: BaseException) -> str:
-    """Return where the user's own code raised an error, after its text; empty for an error of a library."""
-    library = str(Path(__file__).parents[1])
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if frame.filename.startswith(library):
-            break
-        if "site-packages" not in frame.filename and frame.filename.endswith(".py"):
-            return f" (line {frame.lineno} of {frame.filename})"
-    return ""
+        raise ValueError(f"{what}: {kind}{' '.join(str(error).split())}{raised_at(error)}{hint}") from error

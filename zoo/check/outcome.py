@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from zoo.errors import raised_at
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -58,9 +60,9 @@ def attempting(did: str, expected: str) -> Iterator[None]:
 
 
 def describe_error(error: BaseException) -> str:
-    """Describe an exception in one line of limited length."""
+    """Describe an exception in one line of limited length, with the place where the user's own code raised it."""
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}{'...' if len(text) > 200 else ''}"
+    return f"{type(error).__name__}: {text[:200]}{'...' if len(text) > 200 else ''}{raised_at(error)}"
 
 
 class Tolerance(NamedTuple):
