@@ -112,6 +112,8 @@ def read_run(folder: Path, entry: Mapping[str, Any]) -> Run:
     """
     config, metrics = read_config(folder), read_metrics(folder)
     environment = read_fields(folder / ENVIRONMENT)
+    if not environment and (folder / ENVIRONMENT).exists():
+        raise ValueError(f"{ENVIRONMENT} is damaged, so nobody knows whether the model looks ahead")
     commit, leak = (str(environment.get(key) or "") for key in ("git", LEAK))
     trial = entry.get("kind") == "trial"
     if metrics is not None:
@@ -202,11 +204,11 @@ def _events(content: bytes, finished: Path | None = None) -> Iterator[Any]:
     while at + _HEADER <= len(content):
         end = at + _HEADER + int.from_bytes(content[at : at + 8], "little")
         if end + _CHECKSUM > len(content):
-            if finished and at:
-                logger.warning("%s: a file of events is cut short, its later points are lost", finished)
             break
         yield Event.FromString(content[at + _HEADER : end])
         at = end + _CHECKSUM
+    if finished and 0 < at < len(content):
+        logger.warning("%s: a file of events is cut short, its later points are lost", finished)
     if not at and end:
         raise ValueError("not a file of TensorBoard")
 

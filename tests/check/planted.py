@@ -189,8 +189,40 @@ def late(right: Any, self: Any, a: Tensor, v: Tensor, h: Tensor) -> Any:
     return y * (1 + 0.1 * (torch.arange(y.shape[1]) > 1100)).to(y)[:, None], last
 
 
+def from_afar(right: Any, self: Any, x: Tensor) -> Any:
+    return right(self, x) + nn.functional.pad(x[:, 99:], (0, 0, 0, min(99, x.shape[1])))
+
+
 ERRORS = [
     Planted("adjoint that is not carried", "gradients", Recurrence, "scan", forgets_the_adjoint),
+    Planted(
+        "gradient for the input doubled",
+        "gradients",
+        LongConv,
+        "forward",
+        lambda f, self, x: f(self, 2 * x - x.detach()),
+    ),
+    Planted(
+        "gradient for one parameter doubled",
+        "gradients",
+        LongConv,
+        "forward",
+        lambda f, self, x: f(self, x) + (self.skip - self.skip.detach()) * x.detach(),
+    ),
+    Planted(
+        "wrong beyond 300 positions",
+        "lengths",
+        LongConv,
+        "forward",
+        lambda f, self, x: f(self, x) * (1 + 0.1 * (x.shape[1] > 300)),
+    ),
+    Planted(
+        "wrong beyond 1,000 positions",
+        "lengths",
+        LongConv,
+        "forward",
+        lambda f, self, x: f(self, x) * (1 + 0.1 * (x.shape[1] > 1000)),
+    ),
     Planted(
         "wrong beyond 16 rows",
         "rows_independent",
@@ -238,7 +270,7 @@ ERRORS = [
         "normed",
         lambda f, self, x: f(self, x) + x.roll(-1, 1) * (torch.arange(x.shape[1]) == x.shape[1] - 2).to(x)[:, None],
     ),
-    Planted("leak from afar", "causality", Stepper, "normed", lambda f, self, x: f(self, x) + x.roll(-99, 1)),
+    Planted("leak from afar", "causality", Stepper, "normed", from_afar),
     Planted("looks ahead in training", "causality", Stepper, "normed", lambda f, self, x: in_train(f, self, x, 1)),
     Planted(
         "gradient from later positions",

@@ -23,6 +23,7 @@ LENGTHS = (1, 2, 7, 8, 16, 31, 32, 33, 63, 64, 130, 257)
 """Short and odd lengths, and those around the block sizes of kernels."""
 LONG = 512
 """Positions at which a leak from afar shows."""
+LONGEST = 2048
 ROUNDOFF = {torch.float64: 1e-10, torch.float32: 2e-6, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 """The roundoff of an FFT over `LONG` positions, relative to the outputs' size."""
 
@@ -157,3 +158,9 @@ def lengths(subject: Subject) -> Outcomes:
             with attempting(did, asked):
                 finite = bool(subject.outputs(module, x[:, :n]).isfinite().all())
             yield Outcome(finite, did, asked if finite else "NaN or infinity", asked)
+    if whole is None:
+        return
+    for n in (LONG, LONGEST):
+        with suppress(Exception):  # a module may refuse so many
+            y = subject.outputs(module, torch.cat((x, subject.draw(seq_len=n - longest, seed=2)), dim=1))
+            yield equal(f"the first {longest} of {n} positions went through by themselves", whole, y[:, :longest])

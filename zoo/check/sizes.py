@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from zoo.check.calls import lengths, rows_independent
+from zoo.check.calls import LONGEST, lengths, rows_independent
 from zoo.check.outcome import NotApplicableError, Outcomes
 from zoo.check.property import checks
 from zoo.check.streaming import one_by_one, partition
@@ -14,7 +14,6 @@ from zoo.check.subject import Subject
 
 _WIDTH = 96
 """More than a block of 64 channels, and no power of two."""
-_LONGEST = 2048
 
 
 @checks("calls")
@@ -26,7 +25,7 @@ def large_sizes(subject: Subject) -> Outcomes:
         yield replace(outcome, did=f"at a width of {_WIDTH}, {outcome.did}")
     if subject.thorough and subject.protocol.streams and subject.protocol.longest != 1 and _takes(subject):
         checked = True
-        yield partition(subject, [_LONGEST // 2 + 1, _LONGEST // 2 - 1])
+        yield partition(subject, [LONGEST // 2 + 1, LONGEST // 2 - 1])
     if not checked:
         raise NotApplicableError(f"a width of {_WIDTH} cannot be chosen")
 
@@ -46,7 +45,7 @@ def _wide(subject: Subject) -> Outcomes:
 
 def _takes(subject: Subject) -> bool:
     try:
-        subject.outputs(subject.module(), subject.draw(seq_len=_LONGEST))
+        subject.outputs(subject.module(), subject.draw(seq_len=LONGEST))
     except Exception:  # noqa: BLE001 - a module that refuses so many positions
         return False
     return True
