@@ -137,7 +137,7 @@ def _grows_no_faster(
         return
     first, last = (relative_error(narrow[:, part], expected[:, part]) for part in (_EARLY, _LATE))
     floor = relative_error(moved[:, _LATE], expected[:, _LATE])
-    allowed = max(2 * TOLERANCES[torch.bfloat16].rtol, 3 * first, 3 * floor)
+    allowed = max(TOLERANCES[torch.bfloat16].rtol, 3 * first, 3 * floor)
     if last > allowed:
         allowed = max(allowed, _jump(subject, torch.bfloat16, _LATE))
     yield Outcome(

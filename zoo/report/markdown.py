@@ -23,8 +23,13 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], align: str = "
 
 
 def _line(cells: Sequence[str]) -> str:
-    escaped = (cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells)
+    escaped = (untagged(cell.replace("|", "\\|")) for cell in cells)
     return "|" + "".join(f" {cell} |" if cell else " |" for cell in escaped)
+
+
+def untagged(text: str) -> str:
+    """Return a text, which may hold a stranger's names, without the beginning of a tag."""
+    return text.replace("<", "&lt;")
 
 
 def sentence(text: str) -> str:

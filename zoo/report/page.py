@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zoo.extras import require_extra
-from zoo.report.markdown import table
+from zoo.report.markdown import table, untagged
 from zoo.report.numbers import Number
 from zoo.report.terminal import make_table
 
@@ -135,9 +135,9 @@ def as_markdown(title: str, about: str, sections: Sequence[Section], end: Sequen
         sections: the tables; one without a title has no heading.
         end: lines after the tables.
     """
-    lines = [f"# {title}", "", about, ""]
+    lines = [f"# {untagged(title)}", "", untagged(about), ""]
     for section in sections:
-        lines += [f"## {section.title}", ""] if section.title else []
+        lines += [f"## {untagged(section.title)}", ""] if section.title else []
         lines += [*table(*cells(section.columns, section.rows)), "", *([section.note, ""] if section.note else [])]
     return "\n".join([*lines, *end, ""])
 

@@ -112,6 +112,7 @@ _CONFIGURED: Mapping[str, tuple[int, Mapping[str, Any]]] = {
     "diagonal_ssm": (8, {"d_state": 8, "init": "ring"}),
     "hybrid": (16, {}),  # narrower ones reach d_model^2, as anything generic does
     "linoss": (4, {"d_state": 6}),
+    "rwkv7": (8, {"gate_rank": 3}),
     "s4d": (4, {"d_state": 4, "dt_min": 0.1, "dt_max": 1.0}),
     **dict.fromkeys(("ssd", "log_linear_ssd"), (4, {"d_state": 4, "d_head": 4})),
 }
