@@ -138,6 +138,7 @@ def _run(command: Command) -> Metrics:
             folder.prepare(command.config, session.checkpoint, session.data.task.fingerprint(), session.leak)
             if any(isinstance(logger, training.CurveLogger) for logger in session.trainer.loggers):
                 options = compared_options(command.config)
+                options |= {f"task.{name}": n for name, n in session.data.n_rows().items()}
                 options["mixer"] += MARK if session.leak else ""
                 training.write_hparams(folder.path / HPARAMS, options, folder.trial, time.time())
         try:
@@ -304,7 +305,8 @@ class Session:
             self.throughput, self.curve = training.Throughput(), training.ValidationCurve(model.score_name)
             score = "perplexity" if task.spec.perplexity else model.score_name
             measuring = [self.throughput, self.curve, self.elapsed]
-            self.trainer = build_trainer(command, folder, measuring, score, self.step)
+            per_epoch = data.n_rows()["n_train"] // config["batch_size"]
+            self.trainer = build_trainer(command, folder, measuring, score, self.step, per_epoch)
             if isinstance(self.trainer.precision_plugin, DoublePrecision):
                 # Lightning converts after it has read a checkpoint, whose float64 weights would be rounded on the way.
                 model.double()
@@ -416,7 +418,7 @@ class Session:
 
 
 def build_trainer(
-    command: Command, folder: RunFolder, measuring: Sequence[Callback], score: str, step: int | None
+    command: Command, folder: RunFolder, measuring: Sequence[Callback], score: str, step: int | None, per_epoch: int
 ) -> L.Trainer:
     """Build Lightning's Trainer from the command's options; to train, add our callbacks, logger and checkpoints.
 
@@ -426,6 +428,7 @@ def build_trainer(
         measuring: callbacks that measure the training.
         score: validation score that TensorBoard shows first.
         step: optimizer step to resume from; events of later steps are purged.
+        per_epoch: batches of an epoch.
     """
     from lightning.pytorch import Trainer
 
@@ -436,8 +439,9 @@ def build_trainer(
         callbacks.append(training.Progress(options["log_every_n_steps"] or 50))
     options["enable_progress_bar"] = False
     if options["val_check_interval"] is None and options["check_val_every_n_epoch"] is None:
-        steps = options["max_steps"]
-        options["val_check_interval"] = VALIDATE_EVERY if steps < 0 else min(VALIDATE_EVERY, max(1, steps // 5))
+        ends = options["max_steps"], (options["max_epochs"] or -1) * per_epoch
+        steps = min((end for end in ends if end >= 0), default=5 * VALIDATE_EVERY)
+        options["val_check_interval"] = min(VALIDATE_EVERY, max(1, steps // 5))
     if options["max_epochs"] in (None, -1):
         options |= _in_one_epoch(options)
     if options["strategy"] in ("fsdp", training.SHARDED):

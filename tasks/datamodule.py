@@ -121,6 +121,10 @@ class TaskDataModule(L.LightningDataModule):
         self.at_lengths = {length: task_at_length(self.task, length) for length in sorted(set(test_lengths or ()))}
         """The task at each test length, ascending."""
 
+    def n_rows(self) -> dict[str, int]:
+        """Return the numbers of rows over all segments, by the names of the options: n_train, n_val, n_test."""
+        return {f"n_{split.removesuffix('idation')}": sum(sizes.values()) for split, sizes in self._sizes.items()}
+
     def _shared_out(self, split: str, option: str, n: int | None) -> dict[str, int]:
         """Return the number of examples of a split by the name of the shape."""
         usual = USUAL_SIZES[split] if n is None else n

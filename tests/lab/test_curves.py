@@ -31,6 +31,22 @@ def test_after_a_resume_the_later_values_count(tmp_path: Path, logged: list[str]
     assert len(logged) == 1
 
 
+def test_a_finished_file_that_is_cut_within_a_record_is_said(tmp_path: Path, logged: list[str]) -> None:
+    (tmp_path / METRICS).write_text("{}")
+    sizes = []
+    with SummaryWriter(tmp_path) as writer:
+        (file,) = tmp_path.glob(f"{EVENTS}*")
+        for step in (1, 2):
+            writer.add_scalar("val/accuracy", 0.5, step)
+            writer.flush()
+            sizes.append(file.stat().st_size)
+    content = file.read_bytes()
+    for end in range(sizes[0] + 1, sizes[1]):
+        file.write_bytes(content[:end])
+        assert read_curves(tmp_path) == {"val/accuracy": [(1, 0.5)]}
+    assert len(logged) == sizes[1] - sizes[0] - 1
+
+
 def test_a_clock_that_was_set_back_hides_no_curve(tmp_path: Path) -> None:
     write_hparams(tmp_path / HPARAMS, {"lr": 0.1}, "trial", started=1.0)
     for purge, value, steps, clock in ((None, 0.25, (10, 20, 30), 2), (20, 0.5, (20, 30, 40), 1)):

@@ -21,6 +21,7 @@ from lab import config as cli
 from lab import training as train
 from lab.hparams import compared_options
 from lab.run import identity
+from lab.run.files import HPARAMS
 from lab.run.folder import RunFolder
 from lab.run.record import read_rungs
 from tests import python, raising, slow
@@ -182,6 +183,15 @@ def test_a_short_run_is_validated_five_times(tmp_path: Path) -> None:
     found = metrics(trained(tmp_path, *argv))
     assert found["step"] < 10  # the curve goes on after the best validation, whose weights are tested
     assert [*found["curve"]] == ["2", "4", "6", "8", "10"]
+
+
+def test_so_is_a_short_run_in_epochs(tmp_path: Path) -> None:
+    """Its file for HParams has the sizes of its data, given or not."""
+    argv = "--trainer.max_steps -1 --trainer.max_epochs 2 --trainer.val_check_interval null --task.n_train 80"
+    path = trained(tmp_path, *argv.split(), "--batch_size", "8", "--task.n_test", "null")
+    assert [*metrics(path)["curve"]] == ["4", "8", "12", "16", "20"]
+    told = (path / HPARAMS).read_bytes()
+    assert all(f"task.{name}".encode() in told for name in ("n_train", "n_val", "n_test"))
 
 
 def test_a_run_too_short_to_validate_still_has_a_best_checkpoint(tmp_path: Path) -> None:

@@ -140,11 +140,12 @@ def test_broken_runs_and_foreign_folders_are_named_and_the_others_are_read(tmp_p
         ("config.yaml cannot be read", "config.yaml", b"\xff\xfe\x00"),
         ("it has no mixer.name", "config.yaml", b"model: gpt"),
         ("it has no mixer.name", "config.yaml", b"[]"),
+        ("environment.json is damaged", "environment.json", b"{"),  # it has the mark of a run that looks ahead
     ]
     expected = {}
     for seed, (why, name, content) in enumerate(broken, 1):
         file = write_run(tmp_path, seed=seed, steps=0) / name
-        file.unlink()
+        file.unlink(missing_ok=True)
         if content is not None:
             file.write_bytes(content)
         expected[file.parent] = why
