@@ -13,6 +13,7 @@ from tasks.registry import TASKS, create_task, list_tasks
 if TYPE_CHECKING:
     from tasks.base import Task
     from zoo.backbone import Backbone
+    from zoo.contract import SequenceMixer
 
 OF_THE_TASK = ("vocab_size", "d_input", "n_outputs", "loss", "facts", "perplexity")
 """Arguments of a model, or of the module that trains it, that come from the task's spec."""
