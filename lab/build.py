@@ -47,15 +47,15 @@ def find_leak(model: Backbone, seq_len: int) -> str:
     from zoo.contract import SequenceMixer
 
     for mixer in model.modules():
-        kind = type(mixer)
-        if not isinstance(mixer, SequenceMixer) or is_ours(kind):
+        if not isinstance(mixer, SequenceMixer) or is_ours(type(mixer)):
             continue
+        name = type(mixer).__name__
         try:
             report = check(mixer, d_model=mixer.d_model, only=["causality"], seq_len=max(8, min(40, seq_len)))
         except ValueError as error:
-            return f"{kind.__name__} cannot be checked for causality: {error}"
+            return f"{name} cannot be checked for causality: {error}"
         for finding in report.failed:
-            return f"{kind.__name__} reads later positions: {finding.detail.partition('; expected')[0]}"
+            return f"{name} reads later positions: {finding.detail.partition('; expected')[0]}"
     return ""
 
 
