@@ -7,6 +7,7 @@ follow; one to a file outside the site becomes plain text.
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ import sys
 from pathlib import Path
 
 import jupytext
+from nbformat.v4 import new_output
 
 from lab.view.cells import task_names
 from lab.view.leaderboard import Board, as_data, groups_of
@@ -101,9 +103,15 @@ def main() -> int:
 
 
 def notebook(text: str) -> str:
-    """Return a tutorial as a notebook. Blocks that run are its cells; one with the name of a file writes it."""
+    """Return a tutorial as a notebook with outputs. Blocks that run are its cells; one with a file's name writes it."""
     body = re.sub(r"^```\w+\n(?=# (\S+\.\w+)\n)", r"```python\n%%writefile \1\n", text, flags=re.MULTILINE)
     found = jupytext.reads(f"{KERNEL}{body}", "md")
+    for cell, after in itertools.pairwise(found.cells):
+        shown = re.match(r"```text\n(.*?)^```\s*", after.source, re.DOTALL | re.MULTILINE)
+        if cell.cell_type == "code" and shown:
+            cell["outputs"] = [new_output("stream", name="stdout", text=shown[1])]
+            after["source"] = after.source[shown.end() :]
+    found["cells"] = [cell for cell in found.cells if cell.source]
     for number, cell in enumerate(found.cells):
         cell["id"] = f"cell{number}"  # drawn at random otherwise
     return jupytext.writes(found, "ipynb")

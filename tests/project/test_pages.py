@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import nbformat
 import pytest
 import torch
 from filelock import FileLock
@@ -152,6 +153,10 @@ for cell in json.load(open(sys.argv[1], encoding="utf-8"))["cells"]:
 @pytest.mark.parametrize("name", ["streaming", "own_task"])
 def test_a_notebook_runs(name: str, site: Path, tmp_path: Path) -> None:
     """Two of them, with magics that run commands and write files; test_blocks.py runs the pages of all."""
+    cells = nbformat.read(site / "tutorials" / f"{name}.ipynb", as_version=4).cells
+    text = (ROOT / "docs" / "tutorials" / f"{name}.md").read_text(encoding="utf-8")
+    outputs = [output for _, _, output in blocks.BLOCK.findall(text) if output]
+    assert [cell.outputs[0].text for cell in cells if cell.get("outputs")] == outputs
     blocks.clone(tmp_path / "clone")
     here = Path(sys.executable).parent  # in front: a cell of the shell calls `python` of the environment that runs it
     python(
