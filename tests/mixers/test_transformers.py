@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import os
 import re
 import sys
@@ -580,7 +581,10 @@ def test_verification_leaves_their_model_as_it_was(generator: torch.Generator) -
 def test_attention_is_verified_in_every_implementation(implementation: str, generator: torch.Generator) -> None:
     theirs = build("Llama", generator, **LLAMA[1], attn_implementation=implementation)
     assert isinstance(load_transformers(theirs), Backbone)
-    assert isinstance(load_transformers(layers_of(theirs)[1]), SequenceMixer)
+    layer = layers_of(theirs)[1]
+    assert isinstance(load_transformers(layer), SequenceMixer)
+    layer.config._attn_implementation = None  # as of a layer that was made without a model
+    assert isinstance(load_transformers(layer), SequenceMixer)
 
 
 @pytest.mark.parametrize(
@@ -606,6 +610,15 @@ def test_a_float32_model_that_rounds_to_more_than_the_bound_is_judged_in_float64
     ours, tokens = load_transformers(theirs), drawn(generator)
     y, expected = ours(tokens), theirs(tokens).logits
     assert (y - expected).norm() > BOUNDS[torch.float32] * expected.norm()
+
+
+def test_a_folder_runs_no_code_of_its_own(tmp_path: Path) -> None:
+    own = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": own}))
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with refused(holding("cannot load")):
+        load_transformers(tmp_path)
+    assert not (tmp_path / "ran").exists()
 
 
 # What is refused, in one line that names the field or the part.

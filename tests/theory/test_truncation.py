@@ -42,6 +42,17 @@ def test_the_basis_is_that_of_the_span_and_keeps_the_layer(name: str, generator:
         block.stream(other, state)
 
 
+@pytest.mark.parametrize("scale", [1e-170, 1e170])
+def test_squares_that_leave_the_range_of_numbers_do_no_harm(scale: float, generator: torch.Generator) -> None:
+    layer, x = layer_of("attention", generator), draw(1, 12, 4, generator=generator)
+    usual = span_basis(layer, x)
+    with torch.no_grad():
+        layer.get_submodule("out_proj").weight.mul_(scale)
+    found = span_basis(layer, x)
+    assert found.norm == pytest.approx(scale * usual.norm)
+    assert_close(found.spectrum / scale, usual.spectrum)
+
+
 @pytest.mark.parametrize("n_heads", [0, 1, 3])
 def test_the_error_of_few_heads_is_the_tail_of_the_spectrum(n_heads: int, generator: torch.Generator) -> None:
     layer, x = layer_of("selective_ssm", generator), draw(2, 7, 4, generator=generator)
