@@ -106,7 +106,7 @@ class Chart:
         if self.kind == "state":
             sizes = [x for x in points if x != self.without]
             first, last = (round(math.log2(x)) for x in (sizes[0], sizes[-1]))
-            powers = range(first, last + 1, max(1, (last - first) // 6))
+            powers = range(first, last + 1, max(1, math.ceil((last - first) / 3)))
             none = {} if self.without not in points else {self.without: "none"}
             return none | {2**power: numbers.size(2**power) for power in powers}
         each = self.kind in ("length", "fact", "heads", "rate") and len(points) <= 10
