@@ -21,9 +21,8 @@ class UsageError(ValueError):
 
 def raised_at(error: BaseException) -> str:
     """Return where the user's own code raised an error, to be put after its text; empty for an error of a library."""
-    library = str(Path(__file__).parent)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if frame.filename.startswith(library):
+        if Path(frame.filename).is_relative_to(Path(__file__).parent):
             break
         if "site-packages" not in frame.filename and frame.filename.endswith(".py"):
             return f" (line {frame.lineno} of {frame.filename})"

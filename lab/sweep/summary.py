@@ -54,11 +54,12 @@ def show_grid(sweep: Sweep) -> None:
 
 def show_summary(sweep: Sweep) -> None:
     """Print what was found, seeds together, and what failed; with `score`, write each model's score over all tasks."""
-    console, (headings, rows, align), name = make_console(), _summary(sweep), sweep.experiment.name
+    console, name = make_console(), sweep.experiment.name
+    points = [(point.chosen or point.configuration, point.seeds) for point in sweep.grid.points]
+    leaks = [sweep.leak(configuration, seeds) for configuration, seeds in points]
+    headings, rows, align = _summary(sweep, leaks)
     console.print(make_table(headings, rows, align, title=f"{name}: mean ± standard deviation over seeds"))
-    for point in sweep.grid.points:
-        configuration = point.chosen or point.configuration
-        leak = sweep.leak(configuration, point.seeds)
+    for (configuration, _), leak in zip(points, leaks, strict=True):
         if leak and not configuration.command.config["looks_ahead"]:
             say(console, f"{leak}. {MARKED}", "bold red")
     for outcome in sweep.failed:
@@ -74,12 +75,12 @@ def show_summary(sweep: Sweep) -> None:
         say(console, str(sweep.folder / SCORES_MD))
 
 
-def _summary(sweep: Sweep) -> tuple[list[str], list[list[str]], str]:
-    """Return headings, rows and alignment of the table of configurations, seeds together."""
+def _summary(sweep: Sweep, leaks: Sequence[str]) -> tuple[list[str], list[list[str]], str]:
+    """Return headings, rows and alignment of the table of configurations, seeds together; those with a leak marked."""
     keys = [*sweep.varying, *sweep.experiment.tune]
     with_window = RATE in sweep.experiment.tune
     rows = []
-    for point in sweep.grid.points:
+    for point, leak in zip(sweep.grid.points, leaks, strict=True):
         configuration = point.chosen or point.configuration
         found = sweep.metrics(configuration, point.seeds)
         score = score_of(found, "test", "val")
@@ -89,7 +90,7 @@ def _summary(sweep: Sweep) -> tuple[list[str], list[list[str]], str]:
         facts |= {name: [] if size is None else [size] for name, size in sizes.items()}
         seconds = numbers_at(found, "seconds")
         values = _cells(configuration, keys)
-        if "mixer" in keys and sweep.leak(configuration, point.seeds):
+        if leak and "mixer" in keys:
             values[keys.index("mixer")] += MARK
         rows.append(
             [
