@@ -19,7 +19,17 @@ from lab.run.files import CONFIG, ENVIRONMENT, EVENTS, HEADS, METRICS, RUNGS
 from lab.run.identity import deciding_options, run_name
 from lab.run.lock import locked
 from lab.run.metrics import Metrics
-from lab.run.record import CHECKSUM, LEAK, checksum, read_fields, read_metrics, read_rungs, same_stop
+from lab.run.record import (
+    CHECKSUM,
+    CHECKSUMS,
+    LEAK,
+    checksum,
+    checksum_of,
+    read_fields,
+    read_metrics,
+    read_rungs,
+    same_stop,
+)
 from zoo.errors import UsageError
 from zoo.loading.names import BEST, CHECKPOINTS, LAST, PREVIOUS
 from zoo.report.files import as_json, write_atomically
@@ -204,8 +214,9 @@ class RunFolder:
             raise self._unwritable(error) from None
 
     def write_metrics(self, metrics: Metrics) -> None:
-        """Finish the run: write metrics.json and its checksum; a number that is not finite is null."""
-        write_atomically(self.path / METRICS, as_json(metrics | {CHECKSUM: checksum(as_json(metrics))}))
+        """Finish the run: write metrics.json with checksums; a number that is not finite is null."""
+        content = metrics | {CHECKSUMS: {name: checksum_of(self.path / name) for name in (CONFIG, ENVIRONMENT)}}
+        write_atomically(self.path / METRICS, as_json(content | {CHECKSUM: checksum(as_json(content))}))
 
     def write_rung(self, stop_at: float, metrics: Metrics) -> None:
         """Add the metrics of a run that stopped at a step or a share of its steps."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import zlib
 from collections.abc import Iterator, Mapping
@@ -32,8 +31,8 @@ LEAK = "looks_ahead"
 """Field of environment.json: how the model reads later positions; empty if it does not."""
 MARK = " (looks ahead)"
 MARKED = "The run is marked; --looks_ahead true if it is meant."
-CHECKSUM = "crc32"
-"""Field of metrics.json: checksum of the others."""
+CHECKSUM, CHECKSUMS = "crc32", "files_crc32"
+"""Fields of metrics.json: checksum of the other fields; checksums of the run's other small files, by name."""
 _HEADER, _CHECKSUM = 12, 4  # bytes before and after a record of events: its length, and checksums
 
 
@@ -154,35 +153,27 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_curves(folder: Path) -> dict[str, Curve]:
-    """Return the scalars of a folder's TensorBoard events by name, without steps that a resumed run repeated.
+    """Return the scalars of a folder's TensorBoard events by name.
+
+    What a resumed run repeats is there once: it has the same numbers, whichever file is read last.
 
     Events that cannot be read give a warning in the log and no curves; so does a file of a finished run that is cut
     short, whose points up to there are returned.
     """
     curves: dict[str, dict[int, float]] = {}
     try:
-        files = sorted(file for file in folder.glob(f"{EVENTS}*") if file.name != HPARAMS)
-        contents = [file.read_bytes() for file in files]
-        if contents and _begins_at(contents[0]) > 0:  # no run begins by resuming: the clock was set back
-            contents.sort(key=_begins_at)
-        for content in contents:
-            for event in _events(content, folder if (folder / METRICS).is_file() else None):
+        for file in sorted(folder.glob(f"{EVENTS}*")):
+            if file.name == HPARAMS:
+                continue
+            for event in _events(file.read_bytes(), folder if (folder / METRICS).is_file() else None):
                 for value in event.summary.value:
                     if value.HasField("simple_value"):
                         curves.setdefault(value.tag, {})[event.step] = value.simple_value
-                if event.session_log.status == event.session_log.START:  # a resumed run repeats what follows
-                    curves = {tag: {s: y for s, y in curve.items() if s < event.step} for tag, curve in curves.items()}
     except Exception as error:  # noqa: BLE001 (foreign bytes raise errors of many types)
         logger.warning("no curves of %s: its events cannot be read: %s", folder, one_line(error))
         return {}
     names = {tag: tag.replace(FIRST_SCORE, "val/").replace(FIRST_LOSS, "train/loss") for tag in curves}
-    return {names[tag]: sorted(curve.items()) for tag, curve in curves.items() if curve}
-
-
-def _begins_at(content: bytes) -> int:
-    """Return the step at which the process that wrote a file resumed the run; 0 if it began it."""
-    first = itertools.islice(_events(content), 3)
-    return next((event.step for event in first if event.session_log.status == event.session_log.START), 0)
+    return {names[tag]: sorted(curve.items()) for tag, curve in curves.items()}
 
 
 def _events(content: bytes, finished: Path | None = None) -> Iterator[Any]:
@@ -217,7 +208,8 @@ def read_metrics(folder: Path) -> Metrics | None:
     """Read metrics.json of a run's folder; None if the run is not finished.
 
     Raises:
-        ValueError: a file that is damaged or not one of train.py; the message begins with its name.
+        ValueError: a file that is damaged or not one of train.py, or another whose checksum it has; the message begins
+            with its name.
     """
     try:
         text = (folder / METRICS).read_text(encoding="utf-8")
@@ -231,12 +223,23 @@ def read_metrics(folder: Path) -> Metrics | None:
     kept, others = found.pop(CHECKSUM, None), text.rpartition(f',\n "{CHECKSUM}"')[0] + "\n}\n"
     if kept not in (None, checksum(others)):
         raise ValueError(f"{METRICS} is damaged: its content does not match its checksum")
+    for name, as_left in found.pop(CHECKSUMS, {}).items():
+        if as_left != checksum_of(folder / name):
+            raise ValueError(f"{name} is damaged, or was changed after the run: it does not match its checksum")
     return _numbers(found)
 
 
 def checksum(text: str) -> str:
-    """Return the CRC-32 of metrics.json as it is without the line of the checksum, the last one."""
+    """Return the CRC-32 of a text, such as metrics.json as it is without its last field, the checksum."""
     return f"{zlib.crc32(text.encode()):08x}"
+
+
+def checksum_of(file: Path) -> str | None:
+    """Return the CRC-32 of a file; None if it cannot be read."""
+    try:
+        return f"{zlib.crc32(file.read_bytes()):08x}"
+    except OSError:
+        return None
 
 
 def read_rungs(folder: Path) -> list[Metrics]:

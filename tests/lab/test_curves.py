@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
+import pytest
 from torch.utils.tensorboard import SummaryWriter
 
 from lab.run.files import EVENTS, HPARAMS, METRICS
@@ -18,17 +20,18 @@ def test_events_that_cannot_be_read_give_no_curves(tmp_path: Path, logged: list[
         assert len(logged) == at + 1
 
 
-def test_after_a_resume_the_later_values_count(tmp_path: Path, logged: list[str]) -> None:
-    for at, (start, value, end) in enumerate(((10, 0.25, 60), (20, 0.5, 40))):
+def test_what_a_resumed_run_repeats_is_there_once(tmp_path: Path, logged: list[str]) -> None:
+    for at, (start, value, end) in enumerate(((10, 0.25, 40), (20, 0.5, 40))):
         with SummaryWriter(tmp_path, purge_step=start if at else None, filename_suffix=f".{at}") as writer:
             writer.add_text("note", "is no curve", start)
             for step in (start, *range(start, end, 10)):
                 writer.add_scalar("val/accuracy", value, step)
     written = max(tmp_path.iterdir())
     written.write_bytes(written.read_bytes()[:-9])  # the last record is still being written
-    assert read_curves(tmp_path) == {"val/accuracy": [(10, 0.25), (20, 0.5)]}
+    whole = {"val/accuracy": [(10, 0.25), (20, 0.5), (30, 0.25)]}
+    assert read_curves(tmp_path) == whole
     (tmp_path / METRICS).write_text("{}")  # the run is over: nobody writes
-    assert read_curves(tmp_path) == {"val/accuracy": [(10, 0.25), (20, 0.5)]}
+    assert read_curves(tmp_path) == whole
     assert len(logged) == 1
 
 
@@ -48,11 +51,12 @@ def test_a_finished_file_that_is_cut_within_a_record_is_said(tmp_path: Path, log
     assert len(logged) == sizes[1] - sizes[0] - 1
 
 
-def test_a_clock_that_was_set_back_hides_no_curve(tmp_path: Path) -> None:
+@pytest.mark.parametrize("clocks", list(itertools.permutations((1, 2, 3))))
+def test_a_clock_that_was_set_back_hides_no_curve(clocks: tuple[int, ...], tmp_path: Path) -> None:
     write_hparams(tmp_path / HPARAMS, {"lr": 0.1}, "trial", started=1.0)
-    for purge, value, steps, clock in ((None, 0.25, (10, 20, 30), 2), (20, 0.5, (20, 30, 40), 1)):
+    for purge, steps, clock in zip((None, 20, 30), ((10, 20, 30), (20, 30, 40), (30, 40, 50)), clocks, strict=True):
         with SummaryWriter(tmp_path / "written", purge_step=purge) as writer:
             for step in steps:
-                writer.add_scalar("val/accuracy", value, step)
+                writer.add_scalar("val/accuracy", step / 64, step)
         next((tmp_path / "written").iterdir()).rename(tmp_path / f"{EVENTS}{clock}.host")
-    assert read_curves(tmp_path) == {"val/accuracy": [(10, 0.25), (20, 0.5), (30, 0.5), (40, 0.5)]}
+    assert read_curves(tmp_path) == {"val/accuracy": [(step, step / 64) for step in range(10, 60, 10)]}

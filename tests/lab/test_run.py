@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import lab
-from lab.run.files import ENVIRONMENT, METRICS
+from lab.run.files import CONFIG, ENVIRONMENT, METRICS
 from lab.run.folder import RunFolder
 from lab.run.metrics import at_lengths, by_facts, by_heading, number_at, state_of
 from lab.run.record import read_metrics
@@ -59,6 +59,21 @@ def test_a_flipped_bit_in_metrics_is_refused_or_changes_nothing(tmp_path: Path) 
             found = read_metrics(folder.path)
             assert found is not None
             assert {name: found[name] for name in FOUND} == FOUND
+
+
+@pytest.mark.parametrize("name", [CONFIG, ENVIRONMENT])
+def test_a_flipped_bit_in_a_finished_runs_other_files_is_refused(name: str, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "run", 0)
+    folder.prepare({"lr": 0.1}, None, {})
+    folder.write_metrics(FOUND)
+    assert read_metrics(folder.path) == FOUND
+    content = (folder.path / name).read_bytes()
+    for bit in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        (folder.path / name).write_bytes(flipped)
+        with pytest.raises(ValueError, match=f"^{name} is damaged"):
+            read_metrics(folder.path)
 
 
 def test_numbers_are_found_in_metrics() -> None:

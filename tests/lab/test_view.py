@@ -80,6 +80,7 @@ def write_run(
     options: Mapping[str, Any] | None = None,
     metrics: Mapping[str, Any] | None = None,
     steps: int = 4,
+    commit: str = "",
 ) -> Path:
     """A run as train.py leaves it, made by its own writer; unfinished without an accuracy."""
     task, mixer = name.split("/")
@@ -87,6 +88,7 @@ def write_run(
     config = config_of(f"{task.partition('-')[0]}/{mixer.partition('-')[0]}", seed, options)
     folder.path.mkdir(parents=True)
     (folder.path / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder.path / "environment.json").write_text(json.dumps({"git": commit}))
     with SummaryWriter(folder.path) as writer:
         for step in range(10, 10 * steps + 10, 10):
             writer.add_scalar("val/accuracy", step / 100 + seed / 10, step)
@@ -333,8 +335,7 @@ def test_chance_is_in_the_score_and_steps_are_of_most_seeds() -> None:
 
 def test_the_files_have_the_numbers_of_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed, (accuracy, commit) in enumerate(((0.5, "a"), (0.7, "b"))):
-        folder = write_run(tmp_path / "runs", "mqar/attention", seed, accuracy, {"mixer.n_heads": 2})
-        (folder / "environment.json").write_text(json.dumps({"git": commit}))
+        write_run(tmp_path / "runs", "mqar/attention", seed, accuracy, {"mixer.n_heads": 2}, commit=commit)
     write_run(tmp_path / "runs", "mqar/attention-n_heads4", 0, 0.9, {"mixer.n_heads": 4})
     out, _ = lines(capsys, tmp_path / "runs")
     folder = tmp_path / "runs" / "compare"

@@ -815,6 +815,15 @@ def test_a_changed_layer_alone_shows_in_the_run(kind: str, generator: torch.Gene
         load_transformers(theirs)
 
 
+@pytest.mark.parametrize(("dtype", "factor"), [(torch.bfloat16, 1.1), (torch.float16, 1.02)])
+def test_half_precision_hides_no_changed_layer(dtype: torch.dtype, factor: float, generator: torch.Generator) -> None:
+    theirs = build("Llama", generator, **LLAMA[3]).to(dtype)
+    load_transformers(theirs)
+    theirs.model.norm.register_forward_hook(lambda m, x, y: factor * y)
+    with refused(holding("model.norm ", "gives other outputs")):
+        load_transformers(theirs)
+
+
 def test_a_model_that_does_not_run_is_refused(generator: torch.Generator) -> None:
     theirs = build("Llama", generator, **HEADS[0])
     theirs.forward = lambda *_, **__: theirs.absent
