@@ -115,6 +115,8 @@ def lay_out(groups: Sequence[Group], folder: Path) -> Callable[[], None]:
                 tags = [tag, f"{tag}: low", f"{tag}: high"]
                 bands[tag] = layout_pb2.MarginChartContent.Series(**dict(zip(_BAND, tags, strict=True)))
                 for x, *values in zip(each.x, each.y, *each.band(chart.log_y), strict=True):
+                    if x == chart.without:  # its place on an axis that has no word for it
+                        continue
                     new = [proto.Summary.Value(tag=t, simple_value=y) for t, y in zip(tags, values, strict=True)]
                     points[each.mixer].append((int(x), proto.Summary(value=new)))
             margin = layout_pb2.MarginChartContent(series=bands.values())

@@ -613,6 +613,19 @@ def test_tensorboard_gets_runs_that_sort_and_means_with_bands(varied: Path, tmp_
     assert (tmp_path / "mqar" / "attention n_heads=1" / "seed0" / later.name).is_symlink()
 
 
+def test_tensorboard_gets_no_point_at_a_state_of_no_bytes(tmp_path: Path) -> None:
+    for name, n_bytes in (("mqar/conv", 0), ("mqar/gru", 256), ("mqar/lstm", 512)):
+        write_run(tmp_path / "runs", name, metrics={"state_bytes": n_bytes})
+    lay_out(group_runs(read_runs(tmp_path / "runs")), tmp_path / "shown")
+    found = {name: read_curves(tmp_path / "shown" / name) for name in ("conv", "gru", "lstm")}
+    tag = "means/mqar: Accuracy against state"
+    assert {name: curves.get(tag) for name, curves in found.items()} == {
+        "conv": None,
+        "gru": [(256, 0.5)],
+        "lstm": [(512, 0.5)],
+    }
+
+
 @pytest.mark.slow
 def test_tensorboard_is_served_until_it_is_stopped(varied: Path, tmp_path: Path) -> None:
     before = sorted(varied.rglob("*"))
