@@ -1,4 +1,7 @@
-"""The code blocks of the pages run as tools/blocks.py describes; what other machines run is read."""
+"""The code blocks of the pages run as tools/blocks.py describes; what other machines run is read.
+
+Tutorials run as notebooks, in test_pages.py.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ TEXTS = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
-PAGES = {page: text for page, text in TEXTS.items() if blocks.BLOCK.search(text)}
+PAGES = {page: text for page, text in TEXTS.items() if blocks.BLOCK.search(text) and "/tutorials/" not in page}
 ELSEWHERE = {
     page: "".join(f"({code})\n" for code in codes)
     for page, text in TEXTS.items()
@@ -38,7 +41,7 @@ SHORT = {
     "zoo.__main__ heads": "--sequences 1 --functional never --processes 1",
     "zoo.__main__ figure": "--seq_len 32 --seeds 5",
 }
-"""Flags that make a command of a page end within seconds. Tutorials run as they are."""
+"""Flags that make a command of a page end within seconds."""
 
 
 def _short(module: str, argv: list[str]) -> list[str]:
@@ -71,9 +74,6 @@ def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("MIXER_ZOO_CACHE", str(tmp_path / "cache"))
     blocks.clone(tmp_path / "clone")
     monkeypatch.chdir(tmp_path / "clone")
-    if "/tutorials/" in page:
-        blocks.run(PAGES[page])
-        return
     if "runs/mqar/hybrid" in PAGES[page]:  # which `make train` leaves behind, larger
         blocks.run("```sh\npython train.py --mixer hybrid --d_model 8 --task.seq_len 16 --run_dir first\n```", _short)
         Path("runs/mqar/hybrid").mkdir(parents=True)

@@ -150,9 +150,9 @@ for cell in json.load(open(sys.argv[1], encoding="utf-8"))["cells"]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["streaming", "own_task"])
-def test_a_notebook_runs(name: str, site: Path, tmp_path: Path) -> None:
-    """Two of them, with magics that run commands and write files; test_blocks.py runs the pages of all."""
+@pytest.mark.timeout(900)  # minutes on idle cores; others share them here
+@pytest.mark.parametrize("name", sorted(page.stem for page in (ROOT / "docs" / "tutorials").glob("*.md")))
+def test_a_tutorial_runs_as_a_notebook(name: str, site: Path, tmp_path: Path) -> None:
     cells = nbformat.read(site / "tutorials" / f"{name}.ipynb", as_version=4).cells
     text = (ROOT / "docs" / "tutorials" / f"{name}.md").read_text(encoding="utf-8")
     outputs = [output for _, _, output in blocks.BLOCK.findall(text) if output]
