@@ -19,7 +19,7 @@ import jupytext
 from nbformat.v4 import new_output
 
 from lab.view.cells import task_names
-from lab.view.leaderboard import Board, as_data, groups_of
+from lab.view.leaderboard import PAGE, SORTABLE, Board, as_data, groups_of
 from zoo.registry import MIXERS
 from zoo.report.files import read_json
 from zoo.report.page import render
@@ -83,6 +83,12 @@ def main() -> int:
     (PAGES / "api.md").write_text(api(), encoding="utf-8")
     for page in PAGES.rglob("*.md"):
         page.write_text(with_links(page), encoding="utf-8")
+    board, frame = PAGES / PAGE, f'<iframe src="{SORTABLE}" title="Leaderboard"></iframe>'
+    board.write_text(re.sub(r"^!\[.*\)$", frame, board.read_text(encoding="utf-8"), count=1, flags=re.MULTILINE))
+    for name in MIXERS:
+        page = PAGES / "mixers" / f"{name}.md"
+        link = f"[Its card in the gallery](../gallery.html#{name})"
+        page.write_text(page.read_text(encoding="utf-8").replace("\n\n", f"\n\n{link}\n\n", 1), encoding="utf-8")
     for page in (PAGES / "tutorials").glob("*.md"):
         text = page.read_text(encoding="utf-8")
         page.with_suffix(".ipynb").write_text(notebook(text), encoding="utf-8")

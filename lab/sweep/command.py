@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lab.config import read_flags
+from lab.config import REGISTRIES, read_flags
 from lab.sweep.experiment import Experiment, read_experiment, seeds_of, usual_flag, values_of
 from lab.sweep.matching import target
 from lab.sweep.tuning import rungs_of
@@ -151,6 +152,9 @@ class Request:
             digest = hashlib.sha256(json.dumps([self.flags, self.tune, self.match], sort_keys=True).encode())
             bases = [Experiment(self.name or f"sweep-{digest.hexdigest()[:8]}")]
         else:
+            for file, (group, registry) in itertools.product(self.files, REGISTRIES.items()):
+                if file in [*registry]:  # not a target, which a path is too
+                    raise UsageError(f"{file} is no experiment's file; give --{group} {file}")
             bases = [read_experiment(file, self.setting) for file in self.files]
         found = []
         for base in bases:

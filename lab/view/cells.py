@@ -128,8 +128,8 @@ def read_cells(mixers: Sequence[str], tasks: Sequence[str], n_seeds: int | None,
     for name in names:  # what cannot be run, or peeks, is refused once, not in every cell
         if is_ours(MIXERS[name]):
             continue
-        config = parse([f"--mixer={name}"]).config
-        if leak := find_leak(build(config)[1], seq_len=40):
+        task, model = build(parse([f"--mixer={name}"]).config)
+        if leak := find_leak(model, task.spec.seq_len):
             raise UsageError(f"{leak}; the leaderboard compares causal mixers only")
     found = []
     for task in tasks or known:

@@ -210,6 +210,13 @@ ERRORS = [
         lambda f, self, x: f(self, x) + (self.skip - self.skip.detach()) * x.detach(),
     ),
     Planted(
+        "gradient doubled in float32",
+        "gradients",
+        LongConv,
+        "forward",
+        lambda f, self, x: f(self, 2 * x - x.detach() if x.dtype == torch.float32 else x),
+    ),
+    Planted(
         "wrong beyond 300 positions",
         "lengths",
         LongConv,
@@ -269,6 +276,13 @@ ERRORS = [
         Stepper,
         "normed",
         lambda f, self, x: f(self, x) + x.roll(-1, 1) * (torch.arange(x.shape[1]) == x.shape[1] - 2).to(x)[:, None],
+    ),
+    Planted(
+        "looks ahead with many rows",
+        "causality",
+        Stepper,
+        "normed",
+        lambda f, self, x: f(self, x.roll(-1, 1) if len(x) > 32 else x),
     ),
     Planted("leak from afar", "causality", Stepper, "normed", from_afar),
     Planted("looks ahead in training", "causality", Stepper, "normed", lambda f, self, x: in_train(f, self, x, 1)),

@@ -49,12 +49,12 @@ PEEKING = """
 from torch import nn
 
 class Peeking(nn.Module):
-    def __init__(self, d_model, shift=-1):
+    def __init__(self, d_model, shift=-1, at=None):
         super().__init__()
-        self.map, self.shift = nn.Linear(d_model, d_model), shift
+        self.map, self.shift, self.at = nn.Linear(d_model, d_model), shift, at
 
     def forward(self, x):
-        return self.map(x.roll(self.shift, 1))
+        return self.map(x.roll(self.shift, 1) if self.at in (None, x.shape[1]) else x)
 """
 SHORT = f"{TINY} --figures_every null --trainer.max_steps 4".split()
 
@@ -177,3 +177,11 @@ def test_two_of_a_class_are_both_asked_whether_they_look_ahead(
     mixer = {"name": "hybrid", "pattern": ["first", "second"]}
     leak = find_leak(zoo.Backbone(mixer, n_layers=2, d_model=8, vocab_size=8, n_outputs=8), 40)
     assert ("reads later positions" in leak) == (shift != 0)
+
+
+@pytest.mark.parametrize(("at", "seen"), [(96, True), (97, False)])
+def test_a_leak_at_the_tasks_own_length_is_seen(at: int, seen: bool, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PEEKING)
+    mixer = {"name": f"{tmp_path}/mine.py:Peeking", "at": at}
+    leak = find_leak(zoo.Backbone(mixer, n_layers=1, d_model=8, vocab_size=8, n_outputs=8), 96)
+    assert ("reads later positions" in leak) == seen

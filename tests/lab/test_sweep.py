@@ -269,6 +269,7 @@ def test_an_experiments_file(tmp_path: Path) -> None:
         (None, "", "nothing to run"),
         (None, "--setting small", "--setting is for an experiment's file"),
         (None, "nowhere.yaml", "nowhere.yaml: cannot be read"),
+        (None, "attention", "attention is no experiment's file; give --mixer attention"),
         (None, "--mixer", "--mixer needs a value"),
         (None, "--mixer ,", "--mixer has no values"),
         (

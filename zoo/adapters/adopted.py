@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from zoo.adapters.factories import (
     WIDTHS,
-    config_hint,
+    built_with,
     nudge,
     require_batch_first,
     settle,
@@ -61,7 +61,7 @@ class Adopted(SequenceMixer):
     def __init__(self, d_model: int, **options: Any) -> None:
         super().__init__(d_model)
         options = {name: value for name, value in options.items() if value is not None or name not in WIDTHS}
-        with _in_one_line(f"{short(self.name)} cannot be built", config_hint(self.made)):
+        with _in_one_line(f"{short(self.name)} cannot be built", built_with(self.made, options)):
             arguments, options = with_width(self.made, d_model, options)
             self.module = self._build(arguments, options)
             require_batch_first(self.module)

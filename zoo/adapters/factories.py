@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, get_overloads
 
 import torch
@@ -72,14 +72,21 @@ def _is_config(parameter: inspect.Parameter) -> bool:
     return parameter.name in CONFIGS and parameter.kind is not parameter.VAR_POSITIONAL
 
 
-def config_hint(factory: Factory) -> str:
-    """Return how to build a class that takes a configuration of an unknown class; empty for any other."""
-    first = next(iter(signature_of(factory).parameters.values()), None)
-    if first is None or not _is_config(first):
-        return ""
-    name = getattr(factory, "__name__", "Mixer")
-    example = f"class Mine({name}): def __init__(self, d_model): super().__init__(Config(hidden_size=d_model))"
-    return f"; it takes a {first.name}: give a class that builds it, such as {example}"
+def built_with(factory: Factory, given: Collection[str]) -> str:
+    """Return what a class needs to be built besides the options that are given; empty if nothing is known.
+
+    A configuration of an unknown class, or options without a default.
+    """
+    parameters = [*signature_of(factory).parameters.values()]
+    if parameters and _is_config(parameters[0]):
+        name = getattr(factory, "__name__", "Mixer")
+        example = f"class Mine({name}): def __init__(self, d_model): super().__init__(Config(hidden_size=d_model))"
+        return f"; it takes a {parameters[0].name}: give a class that builds it, such as {example}"
+    for each in parameters if widths_of(factory) else parameters[1:]:
+        needed = each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        if needed and each.name not in {*WIDTHS, *given}:
+            return f"; zoo check takes --option {each.name}=VALUE, train.py --mixer.{each.name} VALUE"
+    return ""
 
 
 def settle(module: nn.Module, x: Tensor) -> None:

@@ -34,11 +34,18 @@ hard choice or of the roundings in a part that computes in float32."""
 def gradients(subject: Subject) -> Outcomes:
     """Check that the gradients of input and parameters are derivatives, by central differences along random directions.
 
-    Through states they are those of the whole sequence, by the property `stream_gradients`.
+    In float64, if the module computes in it, and in float32, for which kernels are written. Through states they are
+    those of the whole sequence, by the property `stream_gradients`.
     """
     dtype = finest(subject)
     if dtype not in STEPS:
         raise NotApplicableError(f"differences tell nothing in {dtype}")
+    for each in dict.fromkeys((dtype, torch.float32)):
+        yield from _derivatives(subject, each)
+
+
+def _derivatives(subject: Subject, dtype: torch.dtype) -> Outcomes:
+    """Compare derivatives with differences, in a dtype."""
     module, (first, further) = subject.module(dtype), STEPS[dtype]
     x = subject.draw(seq_len=_longest(subject), dtype=dtype).requires_grad_()
     bypassed = {id(p) for p in subject.protocol.bypassed(module)}
@@ -78,7 +85,7 @@ def gradients(subject: Subject) -> Outcomes:
                 difference, allowed = again, bound + apart
         yield Outcome(
             abs(difference - derivative) <= allowed,
-            f"the derivative along a random direction of {name} was taken",
+            f"the derivative along a random direction of {name} was taken in {dtype}",
             f"{derivative:.5g} by the backward pass, {difference:.5g} by a difference",
             f"equal up to {allowed:.1g}",
         )

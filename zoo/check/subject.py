@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from zoo.adapters.factories import Factory, config_hint, nudge, require_batch_first, settle, signature_of, with_width
+from zoo.adapters.factories import Factory, built_with, nudge, require_batch_first, settle, signature_of, with_width
 from zoo.adapters.protocols import Adapter, find_adapter, load_adapter
 from zoo.check.outcome import NotApplicableError, describe_error, miss
 from zoo.errors import UsageError
@@ -206,7 +206,7 @@ class Subject:
         try:
             module = self.make()
         except (Exception, SystemExit) as error:  # a foreign constructor may raise anything
-            hint = config_hint(self.made_of)
+            hint = built_with(self.made_of, self.options)
             raise ValueError(f"{self.name} cannot be built: {describe_error(error)}{hint}") from error
         module = module.to(self.device, self.dtype).eval()
         require_batch_first(module)

@@ -42,7 +42,7 @@ class AttentionState(NamedTuple):
 class Attention(SequenceMixer):
     """Causal softmax attention with n_heads heads.
 
-        q, k, v = W_q x, W_k x, W_v x                              after a convolution where d_conv is given
+        q, k, v = W_q x, W_k x, W_v x                              after a convolution, if d_conv is set
         q, k    = RMSNorm(q), RMSNorm(k)                           where qk_norm is given
         a_ij    = softmax over j <= i and the sink of (q_i . k_j / sqrt(d_head) + bias(i - j))
         y_i     = sum_h W_O^h sum_{j <= i} a_ij^h v_j^h
