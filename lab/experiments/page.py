@@ -75,7 +75,7 @@ def _panel(plot: Mapping[str, Any], title: str, rows: Sequence[Row]) -> Panel:
             bounds = {label: _points(there, x, plot["bound"]) for label, there in lines.items()}
             alike = all(bound == next(iter(bounds.values())) for bound in bounds.values())
             shown = {"bound": next(iter(bounds.values()))} if alike else {f"{k}: bound": v for k, v in bounds.items()}
-            curves += [_curve(label, bound, "dashed") for label, bound in shown.items()]
+            curves += [_curve(label, bound, "beneath") for label, bound in shown.items()]
     return Panel(
         title,
         _LABELS.get(x, short(x)),

@@ -30,6 +30,7 @@ _STYLES: dict[str, dict[str, Any]] = {
     "marked": {"linestyle": "-", "marker": "o"},
     "stars": {"linestyle": "", "marker": "*", "markersize": 13},
     "dashed": {"linestyle": "--", "linewidth": 1.2},
+    "beneath": {"linestyle": "-", "linewidth": 7.0, "alpha": 0.3, "zorder": 1.0},
 }
 RULE = (
     "A check holds if the whole 95 % interval is in the predicted region, fails if all of it is outside, and is "
@@ -200,6 +201,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
         look = style | looks[curve.label]
         look |= {} if style["linestyle"] == "-" else {"linestyle": style["linestyle"]}
         look |= {} if style.get("marker") == "o" else {"marker": style.get("marker")}
+        look |= style if curve.style == "beneath" else {}
         axes.plot(*((y, curve.x) if across else (curve.x, y)), label=curve.label, **look)
         if across and len({*curve.x}) == 1:
             axes.plot(statistics.median(curve.y), curve.x[0], marker="|", markersize=22, color=look["color"])
@@ -244,7 +246,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
 def _looks(panel: Panel) -> dict[str, dict[str, Any]]:
     """Return the look of each curve, by its label: colour and marker of its mixer, or a colour that none of them has.
 
-    Further configurations of a mixer have other dashes, and markers that are filled in another way.
+    Further configurations of a mixer, and lines of none, have other dashes, and markers that are filled in another way.
     """
     families = list(dict.fromkeys(_family(curve.label) for curve in panel.curves))
     named = {family: [part for part in family.lower().split(", ") if part in MIXERS] for family in families}
@@ -258,7 +260,9 @@ def _looks(panel: Panel) -> dict[str, dict[str, Any]]:
             found[family] = {"color": look.colour, "marker": look.marker} | _VARIANTS[variant]
             seen[mixers[family]] += 1
         else:
-            found[family] = {"color": next(others)}
+            variant = {} if _scattered(panel) else _VARIANTS[seen[""] % len(_VARIANTS)]
+            found[family] = {"color": next(others)} | variant
+            seen[""] += 1
     return {each.label: found[_family(each.label)] for each in panel.curves}
 
 

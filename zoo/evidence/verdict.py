@@ -11,7 +11,7 @@ from zoo.evidence.check import Check
 from zoo.report.numbers import Number
 
 Status: TypeAlias = Literal["holds", "fails", "refuted as predicted", "not refuted", "undecided"]
-CurveStyle: TypeAlias = Literal["line", "points", "marked", "stars", "dashed"]
+CurveStyle: TypeAlias = Literal["line", "points", "marked", "stars", "dashed", "beneath"]
 
 
 @dataclass(frozen=True)
