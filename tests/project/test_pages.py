@@ -100,6 +100,8 @@ def site(testrun_uid: str) -> Path:
         "leaderboard.html",
         "results.html",
         "theory.html",
+        "choosing.html",
+        "mamba_heads.html",
         "api.html",
         "mixers/ssd.html",
         "gallery.html",
