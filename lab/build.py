@@ -44,6 +44,7 @@ def find_leak(model: Backbone, seq_len: int) -> str:
         seq_len: positions of its task.
     """
     from zoo.check import check
+    from zoo.check.calls import LONGEST
     from zoo.contract import SequenceMixer
 
     for mixer in model.modules():
@@ -51,7 +52,7 @@ def find_leak(model: Backbone, seq_len: int) -> str:
             continue
         name = type(mixer).__name__
         try:
-            report = check(mixer, d_model=mixer.d_model, only=["causality"], seq_len=max(8, seq_len))
+            report = check(mixer, d_model=mixer.d_model, only=["causality"], seq_len=max(8, min(LONGEST, seq_len)))
         except ValueError as error:
             return f"{name} cannot be checked for causality: {error}"
         for finding in report.failed:

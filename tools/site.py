@@ -120,9 +120,8 @@ def notebook(text: str) -> str:
     found["cells"] = [cell for cell in found.cells if cell.source]
     for number, cell in enumerate(found.cells):
         cell["id"] = f"cell{number}"  # drawn at random otherwise
-        cell["source"] = re.sub(
-            r"^%%sh$", "%%sh -e", cell.source, count=1, flags=re.MULTILINE
-        )  # no error is passed over
+        # The first line that fails ends a cell.
+        cell["source"] = re.sub(r"^%%sh$", "%%sh -e", cell.source, count=1, flags=re.MULTILINE)
     return jupytext.writes(found, "ipynb")
 
 

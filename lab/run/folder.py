@@ -216,7 +216,7 @@ class RunFolder:
     def write_metrics(self, metrics: Metrics) -> None:
         """Finish the run: write metrics.json with checksums; a number that is not finite is null."""
         content = metrics | {CHECKSUMS: {name: checksum_of(self.path / name) for name in (CONFIG, ENVIRONMENT)}}
-        write_atomically(self.path / METRICS, as_json(content | {CHECKSUM: checksum(as_json(content))}))
+        write_atomically(self.path / METRICS, as_json(content | {CHECKSUM: checksum(as_json(content).encode())}))
 
     def write_rung(self, stop_at: float, metrics: Metrics) -> None:
         """Add the metrics of a run that stopped at a step or a share of its steps."""

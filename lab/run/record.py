@@ -221,7 +221,7 @@ def read_metrics(folder: Path) -> Metrics | None:
     if not isinstance(found, dict) or "params" not in found:
         raise ValueError(f"{METRICS} is not one of train.py: it has no params")
     kept, others = found.pop(CHECKSUM, None), text.rpartition(f',\n "{CHECKSUM}"')[0] + "\n}\n"
-    if kept not in (None, checksum(others)):
+    if kept not in (None, checksum(others.encode())):
         raise ValueError(f"{METRICS} is damaged: its content does not match its checksum")
     for name, as_left in found.pop(CHECKSUMS, {}).items():
         if as_left != checksum_of(folder / name):
@@ -229,15 +229,15 @@ def read_metrics(folder: Path) -> Metrics | None:
     return _numbers(found)
 
 
-def checksum(text: str) -> str:
-    """Return the CRC-32 of a text, such as metrics.json as it is without its last field, the checksum."""
-    return f"{zlib.crc32(text.encode()):08x}"
+def checksum(content: bytes) -> str:
+    """Return the CRC-32 of a file's content, or of metrics.json as it is without its last field, the checksum."""
+    return f"{zlib.crc32(content):08x}"
 
 
 def checksum_of(file: Path) -> str | None:
     """Return the CRC-32 of a file; None if it cannot be read."""
     try:
-        return f"{zlib.crc32(file.read_bytes()):08x}"
+        return checksum(file.read_bytes())
     except OSError:
         return None
 

@@ -24,8 +24,8 @@ LENGTHS = (1, 2, 7, 8, 16, 31, 32, 33, 63, 64, 130, 257)
 LONG = 512
 """Positions at which a leak from afar shows."""
 LONGEST = 2048
-_ROWS = {False: 2, True: 64}
-"""Rows in eval mode, and in training mode: those of a batch that trains."""
+_BATCH = 2560
+"""Positions of all rows in training mode, where short sequences make as many rows as a batch has."""
 ROUNDOFF = {torch.float64: 1e-10, torch.float32: 2e-6, torch.bfloat16: 3e-2, torch.float16: 1e-2}
 """The roundoff of an FFT over `LONG` positions, relative to the outputs' size."""
 
@@ -59,8 +59,8 @@ def causality(subject: Subject) -> Outcomes:
 
 def _later_positions(subject: Subject, dtype: torch.dtype, train: bool, n: int) -> Outcomes:
     """Replace later positions, and compare the outputs before them."""
-    module = subject.module(dtype).train(train)
-    x, y = (subject.draw(_ROWS[train], n, seed=seed, dtype=dtype) for seed in (1, 2))
+    module, rows = subject.module(dtype).train(train), max(2, _BATCH // n) if train else 2
+    x, y = (subject.draw(rows, n, seed=seed, dtype=dtype) for seed in (1, 2))
     before, mode = subject.outputs(module, x), "train" if train else "eval"
     for now in (0, 1, n // 2, n - 2):
         other = torch.cat((x[:, : now + 1], y[:, now + 1 :]), dim=1)
