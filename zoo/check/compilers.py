@@ -13,23 +13,26 @@ from zoo.check.outcome import NotApplicableError, Outcomes, attempting, equal
 from zoo.check.property import checks
 from zoo.check.subject import Subject
 
+_BACKEND = "aot_eager_default_partitioner"
+"""Traces both passes and runs them as they are; that of "aot_eager" loads the code generator, for seconds."""
+
 
 @checks("compilers", slow=True)
 def compiles(subject: Subject) -> Outcomes:
-    """Check that compiled forward and backward passes equal eager ones (backend aot_eager: no code generator)."""
+    """Check that compiled forward and backward passes equal eager ones, without a code generator."""
     module, x = subject.module(), subject.draw(seq_len=8).requires_grad_()
     did = "the module was compiled by torch.compile"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the tracers, about their internals
         torch.compiler.reset()
-        whole = torch.compile(lambda x: subject.whole(module, x), backend="aot_eager", fullgraph=True)
+        whole = torch.compile(lambda x: subject.whole(module, x), backend=_BACKEND, fullgraph=True)
         graphs = "one graph"
         try:
             y = whole(x)
         except Exception:  # noqa: BLE001 - whatever the tracer raises: a graph may break, the result must not
             graphs = "several graphs"
             torch.compiler.reset()
-            whole = torch.compile(lambda x: subject.whole(module, x), backend="aot_eager")
+            whole = torch.compile(lambda x: subject.whole(module, x), backend=_BACKEND)
             with attempting(did, "the outputs of eager code"):
                 y = whole(x)
         expected = subject.whole(module, x)
