@@ -296,7 +296,6 @@ def main() -> int:
     only = parser.parse_args().only
     os.chdir(ROOT)  # commands on the page are relative to it
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
     found = {}
     for name in only or CASES:
         found[CASES[name].title] = report = run(name)

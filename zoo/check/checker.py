@@ -23,7 +23,6 @@ from zoo.check.finding import Report
 from zoo.check.property import PROPERTIES, Property, Topic
 from zoo.check.subject import Subject
 from zoo.errors import unknown
-from zoo.threads import threads
 
 
 def properties(*names: str) -> tuple[Property, ...]:
@@ -48,7 +47,7 @@ def check(
     progress: Callable[[str], None] | None = None,
     **setting: Any,
 ) -> Report:
-    """Check a module against the whole contract of a sequence mixer, on one thread: the tensors are small.
+    """Check a module against the whole contract of a sequence mixer.
 
     Args:
         target: a module, a class or function that makes one, or a name; see `zoo.check.Subject`.
@@ -63,11 +62,11 @@ def check(
     Raises:
         ValueError: sizes, options or a module that cannot be checked; an unknown property.
     """
-    chosen, findings = properties(*only), []
-    with threads(1):  # several would wait for one another wherever another process computes too
-        subject = Subject(target, d_model=d_model, **setting)
-        for each in chosen:
-            if progress is not None:
-                progress(each.name)
-            findings.append(each.find(subject))
+    chosen = properties(*only)
+    subject = Subject(target, d_model=d_model, **setting)
+    findings = []
+    for each in chosen:
+        if progress is not None:
+            progress(each.name)
+        findings.append(each.find(subject))
     return Report(subject.name, subject.setting(), tuple(findings))

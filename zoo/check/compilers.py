@@ -14,7 +14,7 @@ from zoo.check.property import checks
 from zoo.check.subject import Subject
 
 _BACKEND = "aot_eager_default_partitioner"
-"""Traces both passes and runs them as they are; that of "aot_eager" loads the code generator, for seconds."""
+"""Runs both traced passes as they are. "aot_eager" would import the code generator first, which takes seconds."""
 
 
 @checks("compilers", slow=True)

@@ -12,6 +12,7 @@ from zoo.adapters.factories import Factory
 from zoo.check.finding import Finding
 from zoo.check.outcome import FailedError, NotApplicableError, Outcome, Outcomes, describe_error
 from zoo.check.subject import Subject
+from zoo.threads import threads
 
 Topic = Literal["calls", "streaming", "padding", "parameters", "precision", "compilers", "operator", "measurements"]
 """Topics of properties, in the order of a report."""
@@ -54,13 +55,18 @@ class Property:
         return self.find(Subject(target, d_model=d_model, **setting))
 
     def find(self, subject: Subject) -> Finding:
-        """Return the finding about a subject: the first outcome that fails, else the last one."""
+        """Return the finding about a subject: the first outcome that fails, else the last one.
+
+        It is looked for on one thread: with such small tensors several would mostly wait for one another, the longer
+        the busier the machine is.
+        """
         seen: Outcome | None = None
         again = subject.command(self.name)
         try:
-            for seen in self.observe(subject):
-                if not seen.passed:
-                    break
+            with threads(1):
+                for seen in self.observe(subject):
+                    if not seen.passed:
+                        break
         except NotApplicableError as reason:
             return Finding(self.name, "not_applicable", str(reason), again)
         except FailedError as failed:
