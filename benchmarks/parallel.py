@@ -1,28 +1,43 @@
-"""Print the bytes that each mixer sends between ranks: `python benchmarks/parallel.py [--ranks 2] [--seq_len 1024]`.
+"""Print what each mixer sends between ranks and gains by them: `python benchmarks/parallel.py [--ranks 2]`.
 
-Ranks are gloo processes of this machine, each with an equal part of the positions. In the table are the bytes that
-rank 0 sends forward and the last rank sends back, beside the bytes of the state after rank 0's positions. The error is
-the largest difference from one process, outputs and gradients, over the largest number there.
+Ranks are gloo processes of this machine with one thread each and an equal part of the positions. In the table are the
+bytes that rank 0 sends forward and the last rank sends back, beside the bytes of the state after rank 0's positions;
+the largest difference from one process, outputs and gradients, over the largest number there; and the seconds of one
+process for forward and backward over those of the ranks, medians in turns, while all processes do the same. A single
+layer and a single batch leave nothing to pipeline: a mixer gains here if its ranks work at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+import time
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
+from benchmarks.timing import interleaved
 from zoo import create_mixer, list_mixers, parallel
 from zoo.report.markdown import table
 
-BATCH = 2
+BATCH, ROUNDS = 2, 5
 
 
-def measure(name: str, d_model: int, seq_len: int) -> tuple[int, int, float]:
-    """Return the bytes sent forward and back by this rank, and its largest error."""
+class Measured(NamedTuple):
+    """Bytes sent forward and back by this rank, its largest error, and one process' seconds over the ranks'."""
+
+    sent: int = 0
+    sent_back: int = 0
+    error: float = 0.0
+    speed_up: float = 0.0
+
+
+def measure(name: str, d_model: int, seq_len: int) -> Measured:
+    """Measure one mixer on this rank."""
     mixer = create_mixer(name, d_model).double()
     x = torch.randn(BATCH, seq_len, d_model, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     split = parallel.sequence(mixer)
@@ -40,7 +55,18 @@ def measure(name: str, d_model: int, seq_len: int) -> tuple[int, int, float]:
     y, of_x, *rest = gradients(mixer, x)
     pairs = zip(gradients(split, split.part(x)), [split.part(y), split.part(of_x), *rest], strict=True)
     error = max(float((a - b).abs().max() / b.abs().max().clamp(min=1)) for a, b in pairs)
-    return split.state_bytes_sent, split.gradient_bytes_sent, error
+    runs = {"one": lambda: gradients(mixer, x), "ranks": lambda: gradients(split, split.part(x))}
+    seconds = interleaved(runs, ROUNDS, patience=float("inf"), clock=_together)
+    return Measured(split.state_bytes_sent, split.gradient_bytes_sent, error, seconds["one"] / seconds["ranks"])
+
+
+def _together(run: Callable[[], object]) -> float:
+    """Seconds from all ranks' start to the end of the last."""
+    dist.barrier()
+    start = time.perf_counter()
+    run()
+    dist.barrier()
+    return time.perf_counter() - start
 
 
 def run_rank(rank: int, arguments: argparse.Namespace, store: str) -> None:
@@ -48,16 +74,17 @@ def run_rank(rank: int, arguments: argparse.Namespace, store: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}/ranks", rank=rank, world_size=arguments.ranks)
     rows, own = [], -(-arguments.seq_len // arguments.ranks)
-    for name in list_mixers():
+    for name in arguments.mixers or list_mixers():
         torch.manual_seed(0)
-        found: list[tuple[int, int, float]] = [(0, 0, 0.0)] * arguments.ranks
+        found = [Measured()] * arguments.ranks
         dist.all_gather_object(found, measure(name, arguments.d_model, arguments.seq_len))
         state = create_mixer(name, arguments.d_model).state_bytes(own, BATCH, torch.float64)
-        numbers = [f"{n:,}" for n in (state or 0, found[0][0], found[-1][1])]
-        rows.append([name, *numbers, f"{max(error for *_, error in found):.0e}"])
+        numbers = [f"{n:,}" for n in (state or 0, found[0].sent, found[-1].sent_back)]
+        error, speed_up = max(each.error for each in found), min(each.speed_up for each in found)
+        rows.append([name, *numbers, f"{error:.0e}", f"{speed_up:.2f}"])
     if rank == 0:
-        headings = ["mixer", "state, bytes", "sent", "sent back", "error"]
-        print("\n".join(table(headings, rows, "lrrrr")))
+        headings = ["mixer", "state, bytes", "sent", "sent back", "error", "speed-up"]
+        print("\n".join(table(headings, rows, "lrrrrr")))
     dist.destroy_process_group()
 
 
@@ -65,6 +92,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("ranks", 2), ("seq_len", 1024), ("d_model", 64)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--mixers", nargs="*", help="default: all")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as store:
         mp.spawn(run_rank, (arguments, store), nprocs=arguments.ranks)

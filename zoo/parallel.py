@@ -8,6 +8,8 @@
 
 Each rank streams its positions from the state that the rank before it sends, and sends its own state on. In the
 backward pass the gradients of the states return the same way. So every mixer with `stream` can be split, exactly.
+Where all layers are linear recurrences, no rank waits for another: each finds the map of the state over its positions,
+and from the maps the state that enters them.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from zoo.backbone import Backbone
 from zoo.blocks import Experts, Stack
 from zoo.ops.experts import Load
+from zoo.ops.ranks import Act, spread_by
 from zoo.ops.time import Lengths, as_lengths, require_within
 from zoo.state import map_state, state_nbytes, state_tensors
 from zoo.validate import require_positive
@@ -78,13 +81,17 @@ class SequenceParallel(nn.Module):
 
     Layers are pipelined: a rank sends the state of a layer as soon as it has it, and the next rank begins with that
     layer. With L layers, M micro-batches and R ranks a pass takes about (L M + R - 1) / (L M R) of one rank's time.
+    If every layer is a linear recurrence, the ranks work on a layer at once and exchange the maps of its state. Such a
+    layer's state is a named tuple whose attribute `carried` names the fields that go through recurrences of `zoo.ops`;
+    the others hold the last inputs, of a convolution for example. Parts that are shorter than these are pipelined.
 
     Each rank must call `backward` on a loss of its outputs, also if no position of it has a label (a sum over none).
 
     Attributes:
         model: the model itself, whose parameters and state_dict are unchanged.
         group: the process group.
-        state_bytes_sent: bytes of the states that this rank sent in the last forward pass.
+        state_bytes_sent: bytes of the states, or of their maps, that this rank sent in the last forward pass; what goes
+            to all other ranks counts for each of them.
         gradient_bytes_sent: bytes of gradients that it sent back since.
     """
 
@@ -104,6 +111,7 @@ class SequenceParallel(nn.Module):
         self.state_bytes_sent = self.gradient_bytes_sent = 0
         self._sending: list[tuple[list[dist.Work], list[Tensor]]] = []
         self._has_received = False
+        self._seen = 0  # positions of the ranks before
 
     def part(self, t: Shaped[Tensor, "batch seq *rest"]) -> Shaped[Tensor, "batch part *rest"]:
         """Return this rank's positions of a whole sequence: equal parts, up to one position.
@@ -130,19 +138,21 @@ class SequenceParallel(nn.Module):
             ValueError: on all ranks, other batches or a rank without positions; lengths outside the whole sequence,
                 fewer rows than micro_batches; the errors of the model.
         """
-        lengths = self._own_lengths(inputs, lengths)
+        parts, lengths = self._own_lengths(inputs, lengths)
         self.state_bytes_sent = self.gradient_bytes_sent = 0
         self._has_received = False
         model = self.model
         stack = model.layers if isinstance(model, Backbone) else model
         layers: Sequence[Any] = stack.chain() if isinstance(stack, Stack) else [stack]
         experts = [each for each in model.modules() if isinstance(each, Experts) and each.training]
+        memories = [_memory(layer) for layer in layers]
+        at_once = self.n_ranks > 1 and None not in memories and min(parts) >= max(2, *(n or 0 for n in memories))
         outputs, loads = [], []
         rows = [None] * self.micro_batches if lengths is None else lengths.tensor_split(self.micro_batches)
         for x, valid in zip(inputs.tensor_split(self.micro_batches), rows, strict=True):
             y = model.embed(x) if isinstance(model, Backbone) else x
-            for layer in layers:
-                y = self._stream(layer, y, valid)
+            for layer, memory in zip(layers, memories, strict=True):
+                y = self._stream_at_once(layer, y, valid, memory or 0) if at_once else self._stream(layer, y, valid)
             outputs.append(model.read_out(y) if isinstance(model, Backbone) else y)
             loads.append([cast(Load, each.counted) for each in experts])
         self._wait()
@@ -164,8 +174,8 @@ class SequenceParallel(nn.Module):
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             dist.all_reduce(p.grad, group=self.group)
 
-    def _own_lengths(self, inputs: Tensor, lengths: Lengths | None) -> Tensor | None:
-        """Return the valid positions among this rank's, after all ranks have compared their shapes."""
+    def _own_lengths(self, inputs: Tensor, lengths: Lengths | None) -> tuple[list[int], Tensor | None]:
+        """Return the positions of each rank, and which of this rank's are valid; all ranks compare their shapes."""
         shapes = [torch.empty(2, dtype=torch.int64, device=inputs.device) for _ in range(self.n_ranks)]
         dist.all_gather(shapes, torch.tensor(inputs.shape[:2], device=inputs.device), self.group)
         batches, parts = torch.stack(shapes).T.tolist()
@@ -176,10 +186,35 @@ class SequenceParallel(nn.Module):
         if batches[0] < self.micro_batches:
             raise ValueError(f"a batch of {batches[0]} has fewer rows than micro_batches={self.micro_batches}")
         lengths = as_lengths(lengths, inputs.new_empty(1).expand(batches[0], sum(parts)))
+        self._seen = sum(parts[: self.rank])
         if lengths is None:
-            return None
+            return parts, None
         require_within(int(lengths.min()), int(lengths.max()), sum(parts))
-        return (lengths - sum(parts[: self.rank])).clamp(0, parts[self.rank])
+        return parts, (lengths - self._seen).clamp(0, parts[self.rank])
+
+    def _stream_at_once(self, layer: Any, x: Tensor, lengths: Tensor | None, memory: int) -> Tensor:
+        """Stream a layer from the last inputs of the rank before, and from what enters its recurrences."""
+        state = layer.empty_state(len(x), x.dtype, x.device)
+        if [*state_tensors(state)]:
+            own = layer.stream(x[:, x.shape[1] - memory :])[1] if memory else state
+            before = {name: self._before(t) for name, t in own._asdict().items() if name not in own.carried}
+            state = state._replace(**before)
+        with spread_by(self._entering):
+            return layer.stream(x, state, lengths)[0]
+
+    def _before(self, t: Tensor) -> Tensor:
+        """Return what the rank before has in place of `t`, or how many positions it has seen, a whole number."""
+        return _Before.apply(self, t) if _has_gradient(t) else torch.full_like(t, self._seen)
+
+    def _entering(self, act: Act, over: Tensor, added: Tensor) -> Tensor:
+        return _Entering.apply(self, act, over, added)
+
+    def _gather(self, t: Tensor) -> list[Tensor]:
+        """Return the tensor `t` of each rank."""
+        numbers = torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
+        found = [numbers.new_empty(numbers.shape) for _ in range(self.n_ranks)]
+        dist.all_gather(found, numbers.contiguous(), self.group)
+        return [torch.view_as_complex(each) for each in found] if t.is_complex() else found
 
     def _stream(self, layer: Any, x: Tensor, lengths: Tensor | None) -> Tensor:
         """Stream a layer from the state of the rank before, and send its state on."""
@@ -283,6 +318,68 @@ class _ToNext(torch.autograd.Function):
         if ranks.rank + 1 < ranks.n_ranks:
             ranks._receive([t for t in sent if t is not None], ranks.rank + 1)
         return None, torch.empty(0, device=ctx.device), *gradients, *sent
+
+
+class _Before(torch.autograd.Function):
+    """Give each rank the tensor of the rank before, zeros to the first."""
+
+    @staticmethod
+    def forward(ctx: Any, ranks: SequenceParallel, t: Tensor) -> Tensor:
+        ctx.ranks = ranks
+        ranks.state_bytes_sent += (ranks.n_ranks - 1) * state_nbytes(t)
+        found = ranks._gather(t)
+        return found[ranks.rank - 1] if ranks.rank else torch.zeros_like(t)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ranks: SequenceParallel = ctx.ranks
+        ranks.gradient_bytes_sent += (ranks.n_ranks - 1) * state_nbytes(grads[0])
+        found = ranks._gather(grads[0])
+        return None, found[ranks.rank + 1] if ranks.rank + 1 < ranks.n_ranks else torch.zeros_like(grads[0])
+
+
+class _Entering(torch.autograd.Function):
+    """The state that enters each rank's positions, S_{r+1} = act(over_r, S_r) + added_r from S_0 = 0.
+
+    Its adjoint is the same recurrence from the last rank to the first.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, ranks: SequenceParallel, act: Act, over: Tensor, added: Tensor) -> Tensor:
+        ctx.ranks, ctx.act = ranks, act
+        ranks.state_bytes_sent += (ranks.n_ranks - 1) * state_nbytes((over, added))
+        overs, adds = ranks._gather(over), ranks._gather(added)
+        state = torch.zeros_like(added)
+        for rank in range(ranks.rank):
+            state = act(overs[rank], state) + adds[rank]
+        ctx.save_for_backward(state, *overs)
+        return state
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ranks: SequenceParallel = ctx.ranks
+        state, *overs = ctx.saved_tensors
+        ranks.gradient_bytes_sent += (ranks.n_ranks - 1) * state_nbytes(grads[0])
+        arriving = ranks._gather(grads[0])
+        grad = torch.zeros_like(state)  # of the state after this rank's positions
+        by_matrix = ctx.act is torch.matmul
+        for rank in reversed(range(ranks.rank + 1, ranks.n_ranks)):
+            grad = ctx.act(overs[rank].mH if by_matrix else overs[rank].conj(), grad) + arriving[rank]
+        grad_over = grad @ state.mH if by_matrix else (grad * state.conj()).sum_to_size(overs[0].shape)
+        return None, None, grad_over, grad
+
+
+def _memory(layer: Any) -> int | None:
+    """Return how many of the last inputs make up a layer's state besides what is carried; None if it depends on all."""
+    state = layer.empty_state(1, None, "meta")
+    if not [*state_tensors(state)]:
+        return 0
+    if not hasattr(state, "carried"):
+        return None
+    others = [t for name, t in state._asdict().items() if name not in state.carried and _has_gradient(t)]
+    return max((t.shape[1] for t in others), default=0)
 
 
 def _has_gradient(t: Tensor) -> bool:

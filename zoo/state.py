@@ -13,7 +13,10 @@ S = TypeVar("S")
 
 
 State: TypeAlias = Tensor | tuple[Any, ...]
-"""The state of a mixer between chunks: tensors with the batch first, in (named) tuples, nested at will."""
+"""The state of a mixer between chunks: tensors with the batch first, in (named) tuples, nested at will.
+
+The attribute `carried` of a named tuple names the fields that linear recurrences carry; see `zoo.parallel`.
+"""
 
 
 def map_state(fn: Callable[..., Tensor], state: Any, *others: Any) -> Any:

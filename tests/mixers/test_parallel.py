@@ -15,14 +15,16 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from tests import refused
-from tests.cases import D_MODEL, DEFAULTS, draw, randomise
+from tests.cases import D_MODEL, DEFAULTS, draw, drawn, randomise
 from zoo import Backbone, Bidirectional, create_mixer, list_mixers, parallel
 from zoo.blocks import Experts
+from zoo.contract import SequenceMixer
 from zoo.state import state_nbytes, state_tensors
 from zoo.training.metrics import ClassificationScores
 
 BATCH, SEQ_LEN, VOCAB = 3, 13, 7
 LENGTHS = torch.tensor([SEQ_LEN, 9, 2])  # a row ends in one part or the other, before some parts begin
+LONG, LEAST = 100, 4  # parts of several chunks and of less than one, none shorter than a convolution
 ALLOWED = 1e-12
 
 
@@ -38,30 +40,22 @@ def gradients(*modules: nn.Module) -> list[Tensor]:
     return [p.grad.clone() for module in modules for p in module.parameters() if p.grad is not None]
 
 
-def own_positions(rank: int, n_ranks: int, generator: torch.Generator) -> slice:
-    """Parts of random sizes, at least one position each."""
-    cuts = torch.randperm(SEQ_LEN - 1, generator=generator)[: n_ranks - 1].add(1).sort().values.tolist()
-    return slice([0, *cuts][rank], [*cuts, SEQ_LEN][rank])
+def own_positions(rank: int, n_ranks: int, seq_len: int, least: int, generator: torch.Generator) -> slice:
+    """Parts of random sizes, of at least so many positions."""
+    spare = seq_len - n_ranks * least
+    cuts = torch.randint(spare + 1, (n_ranks - 1,), generator=generator).sort().values.tolist()
+    starts = [0, *(cut + least * (n + 1) for n, cut in enumerate(cuts)), seq_len]
+    return slice(starts[rank], starts[rank + 1])
 
 
 def check_mixers(rank: int, n_ranks: int) -> None:
     for case in DEFAULTS:
         generator = torch.Generator().manual_seed(0)
         mixer = case.create(generator)
-        x, weight = (draw(BATCH, SEQ_LEN, d, generator=generator) for d in (D_MODEL, mixer.d_out))
-        own = own_positions(rank, n_ranks, generator)
-        whole = x.clone().requires_grad_()
-        y = mixer(whole, LENGTHS)
-        (y * weight).sum().backward()
-        expected = [y[:, own], whole.grad[:, own], *gradients(mixer)]
-        mixer.zero_grad()
-
-        split, part = parallel.sequence(mixer, micro_batches=2), x[:, own].clone().requires_grad_()
-        y = split(part, LENGTHS)
-        (y * weight[:, own]).sum().backward()
-        split.sum_gradients()
-        assert_equal([y, part.grad, *gradients(mixer)], expected, case.name)
-
+        own = own_positions(rank, n_ranks, SEQ_LEN, 1, generator)
+        x, split = check_mixer(case.name, mixer, LENGTHS, own, generator)
+        if hasattr(mixer.empty_state(1), "carried"):
+            continue  # what its ranks send depends on how short the parts are
         state = mixer.stream(x[:, : own.stop])[1]  # nothing else is sent, and nothing comes back but its gradient
         assert split.state_bytes_sent == (state_nbytes(state) if rank + 1 < n_ranks else 0), case.name
         received = mixer.stream(x[:, : own.start])[1] if rank else ()
@@ -69,11 +63,55 @@ def check_mixers(rank: int, n_ranks: int) -> None:
         assert split.gradient_bytes_sent == state_nbytes(differentiable), case.name
 
 
+def check_linear_recurrences(rank: int, n_ranks: int) -> None:
+    """No rank waits for another: nothing is sent from one to the next, only to all."""
+    gathered = []
+
+    def all_gather(found: list[Tensor], t: Tensor, group: dist.ProcessGroup) -> None:
+        gathered.append(t.nbytes if t.is_floating_point() else 0)
+        dist.distributed_c10d.all_gather(found, t, group)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_gather", all_gather)
+        patch.setattr(dist, "batch_isend_irecv", None)
+        for case in drawn("several ranks"):
+            generator = torch.Generator().manual_seed(0)
+            mixer = case.create(generator)
+            if not hasattr(mixer.empty_state(1), "carried"):
+                continue
+            gathered.clear()
+            own = own_positions(rank, n_ranks, LONG, LEAST, generator)
+            lengths = None if case.options else torch.tensor([LONG, 41, 2])
+            _, split = check_mixer(str(case), mixer, lengths, own, generator)
+            assert split.state_bytes_sent + split.gradient_bytes_sent == (n_ranks - 1) * sum(gathered), case
+
+
+def check_mixer(
+    name: str, mixer: SequenceMixer, lengths: Tensor | None, own: slice, generator: torch.Generator
+) -> tuple[Tensor, parallel.SequenceParallel]:
+    seq_len = LONG if lengths is None else int(lengths[0])
+    x, weight = (draw(BATCH, seq_len, d, generator=generator) for d in (D_MODEL, mixer.d_out))
+    whole = x.clone().requires_grad_()
+    mixer.zero_grad()
+    y = mixer(whole, lengths)
+    (y * weight).sum().backward()
+    expected = [y[:, own], whole.grad[:, own], *gradients(mixer)]
+    mixer.zero_grad()
+
+    split, part = parallel.sequence(mixer, micro_batches=2), x[:, own].clone().requires_grad_()
+    y = split(part, lengths)
+    (y * weight[:, own]).sum().backward()
+    split.sum_gradients()
+    assert_equal([y, part.grad, *gradients(mixer)], expected, name)
+    return x, split
+
+
 def models() -> Iterator[Backbone]:
     sizes = {"d_model": D_MODEL, "n_layers": 3, "n_outputs": VOCAB, "vocab_size": VOCAB}
     yield Backbone({"name": "hybrid", "pattern": ["attention", "ssd", "lstm"]}, **sizes, n_experts=3, canon="AC")
     yield Backbone({"name": "mamba3"}, **sizes, decode_from=5, logit_cap=3.0)
     yield Backbone({"name": "rwkv7"}, **sizes, canon="ACD")
+    yield Backbone({"name": "rwkv7"}, **sizes, n_experts=3)
 
 
 def check_sharded(rank: int, n_ranks: int) -> None:
@@ -152,6 +190,7 @@ def run_rank(rank: int, n_ranks: int, folder: str) -> None:
     torch.manual_seed(0)
     dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=n_ranks)
     check_mixers(rank, n_ranks)
+    check_linear_recurrences(rank, n_ranks)
     check_models(rank, n_ranks)
     if n_ranks == 2:
         check_sharded(rank, n_ranks)

@@ -21,6 +21,7 @@ from zoo.validate import head_width, require_positive, require_range
 class CombaState(NamedTuple):
     conv: Tensor  # (batch, d_conv - 1, n_heads * (2 + expand) * d_head)
     S: Tensor  # (batch, n_heads, d_head, expand * d_head), keys first
+    carried = ("S",)
 
 
 class Comba(SequenceMixer):

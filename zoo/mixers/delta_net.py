@@ -20,6 +20,7 @@ from zoo.validate import head_width, require_positive
 class DeltaNetState(NamedTuple):
     conv: Tensor  # (batch, d_conv - 1, 3 * n_heads * d_head)
     S: Tensor  # (batch, n_heads, d_head, d_head), keys first
+    carried = ("S",)
 
 
 class DeltaNet(SequenceMixer):

@@ -21,6 +21,7 @@ from zoo.validate import head_width, require_positive, require_range, shared_hea
 class DeltaProductState(NamedTuple):
     conv: Tensor  # (batch, d_conv - 1, channels of q, k and v)
     S: Tensor  # (batch, n_heads, d_head, expand * d_head), keys first
+    carried = ("S",)
 
 
 class LogLinearDeltaProductState(NamedTuple):

@@ -20,6 +20,7 @@ TRUNCATED_STD = 0.87962566103423978  # of a standard normal number between -2 an
 
 class DiagonalState(NamedTuple):
     h: Tensor  # (batch, poles), complex; real for real_log
+    carried = ("h",)
 
 
 class DiagonalSSM(SequenceMixer):

@@ -25,6 +25,7 @@ class ToeplitzState(NamedTuple):
 
 class BilinearState(NamedTuple):
     outer: Tensor  # (batch, n_heads, d_head, d_model): sum of k_j x_j^T
+    carried = ("outer",)
 
 
 class Factorized(SequenceMixer):

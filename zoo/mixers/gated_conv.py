@@ -15,6 +15,7 @@ from zoo.validate import require_positive
 
 class GatedConvState(NamedTuple):
     conv: Tensor  # (batch, d_conv - 1, d_model) gated inputs of the convolution
+    carried = ()
 
 
 class GatedConv(SequenceMixer):

@@ -24,6 +24,7 @@ _TEMPERATURE = 16  # decays are sigmoids to the power 1/16, near one from the st
 
 class GatedLinearAttentionState(NamedTuple):
     S: Tensor  # (batch, n_heads, d_key, d_head)
+    carried = ("S",)
 
 
 class GatedLinearAttention(SequenceMixer):

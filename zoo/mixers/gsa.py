@@ -25,6 +25,7 @@ _TEMPERATURE = 8  # decays are sigmoids to the power 1/8, near one from the star
 class GatedSlotAttentionState(NamedTuple):
     keys: Tensor  # (batch, n_heads, d_head, n_slots)
     values: Tensor  # (batch, n_heads, n_slots, d_head)
+    carried = ("keys", "values")
 
 
 class GatedSlotAttention(SequenceMixer):

@@ -21,6 +21,7 @@ from zoo.validate import head_width, require_positive
 
 class HGRN2State(NamedTuple):
     S: Tensor  # (batch, n_heads, d_head, d_head), keys first
+    carried = ("S",)
 
 
 class HGRN2(SequenceMixer):

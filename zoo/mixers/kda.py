@@ -26,6 +26,7 @@ Gates = Literal["head", "channel"]
 class KimiDeltaState(NamedTuple):
     conv: Tensor  # (batch, d_conv - 1, n_heads * (2 + expand) * d_head)
     S: Tensor  # (batch, n_heads, d_head, expand * d_head), keys first
+    carried = ("S",)
 
 
 class KimiDelta(SequenceMixer):

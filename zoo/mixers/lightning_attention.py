@@ -21,6 +21,7 @@ from zoo.validate import head_width, require_positive
 
 class LightningAttentionState(NamedTuple):
     S: Tensor  # (batch, n_heads, d_head, d_head), keys first
+    carried = ("S",)
 
 
 class LightningAttention(SequenceMixer):

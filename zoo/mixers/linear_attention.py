@@ -22,6 +22,7 @@ _EPS = 1e-6
 
 class LinearAttentionState(NamedTuple):
     outer: Tensor  # (batch, n_heads, d_head, d_head + 1): sum of phi(k_j) [v_j, 1]^T
+    carried = ("outer",)
 
 
 class LinearAttention(SequenceMixer):

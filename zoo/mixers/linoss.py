@@ -18,6 +18,7 @@ Scheme = Literal["implicit", "symplectic"]
 
 class LinOSSState(NamedTuple):
     s: Tensor  # (batch, 2 d_state), complex
+    carried = ("s",)
 
 
 class LinOSS(SequenceMixer):

@@ -27,6 +27,7 @@ class MesaNetState(NamedTuple):
     conv: Tensor  # (batch, d_conv - 1, 2 * n_heads * d_head)
     H: Tensor  # (batch, n_heads, d_head, d_head), keys with keys
     S: Tensor  # (batch, n_heads, d_head, d_head), keys first
+    carried = ("H", "S")
 
 
 class MesaNet(SequenceMixer):

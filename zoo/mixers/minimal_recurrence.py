@@ -19,6 +19,7 @@ Cell = Literal["gru", "lstm"]
 
 class MinimalRecurrenceState(NamedTuple):
     h: Tensor  # (batch, d_inner), at least float32
+    carried = ("h",)
 
 
 class MinimalRecurrence(SequenceMixer):

@@ -22,6 +22,7 @@ from zoo.validate import head_width, require_positive
 class RetNetState(NamedTuple):
     S: Tensor  # (batch, n_heads, d_head, expand * d_head), keys first
     seen: Tensor  # (batch,) positions so far
+    carried = ("S",)
 
 
 class RetNet(SequenceMixer):

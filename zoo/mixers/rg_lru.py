@@ -27,6 +27,7 @@ class RGLRUState(NamedTuple):
     conv: Tensor  # (batch, d_conv - 1, d_inner)
     h: Tensor  # (batch, d_inner), at least float32
     seen: Tensor  # (batch,) positions so far
+    carried = ("h",)
 
 
 class RGLRU(SequenceMixer):

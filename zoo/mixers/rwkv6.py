@@ -23,6 +23,7 @@ _SHIFT_POWERS = (0.5, 1.0, 1.0, 1.0, 0.5)  # of the initial shifts of r, w, k, v
 class RWKV6State(NamedTuple):
     last: Tensor  # (batch, 1, d_model), the last input
     S: Tensor  # (batch, n_heads, d_key, d_head), keys first
+    carried = ("S",)
 
 
 class RWKV6(SequenceMixer):

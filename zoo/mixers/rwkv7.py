@@ -27,6 +27,7 @@ _SHIFT_POWERS = (0.2, 0.9, 0.7, 0.7, 0.9, 0.2)  # of the initial shifts of r, w,
 class RWKV7State(NamedTuple):
     last: Tensor  # (batch, 1, d_model), the last input
     S: Tensor  # (batch, n_heads, d_head, d_head), keys first
+    carried = ("S",)
 
 
 class RWKV7(SequenceMixer):

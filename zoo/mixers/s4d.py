@@ -21,6 +21,7 @@ Output = Literal["glu", "none"]
 
 class S4DState(NamedTuple):
     h: Tensor  # (batch, d_model, d_state / 2), complex
+    carried = ("h",)
 
 
 class S4D(SequenceMixer):

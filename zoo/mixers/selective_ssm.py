@@ -35,6 +35,7 @@ _CLOSED_SHARE = 1 / 4  # of the channels, at least
 class SelectiveState(NamedTuple):
     conv: Tensor  # (batch, d_conv - 1, d_inner)
     h: Tensor  # (batch, d_inner, d_state)
+    carried = ("h",)
 
 
 class SelectiveSSM(SequenceMixer):

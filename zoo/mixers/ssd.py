@@ -33,6 +33,7 @@ _WIDEST_HEAD = 64
 class SSDState(NamedTuple):
     conv: Tensor  # (batch, d_conv - 1, d_inner + 2 * n_groups * d_state)
     h: Tensor  # (batch, n_heads, d_state, d_head)
+    carried = ("h",)
 
 
 class LogLinearSSDState(NamedTuple):

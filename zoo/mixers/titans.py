@@ -25,6 +25,7 @@ class TitansState(NamedTuple):
     conv: Tensor  # (batch, d_conv - 1, 3 * n_heads * d_head)
     S: Tensor  # (batch, n_heads, d_head, d_head), the memory, keys first
     Z: Tensor  # (batch, n_heads, d_head, d_head), its last step
+    carried = ("S", "Z")
 
 
 class Titans(SequenceMixer):

@@ -14,6 +14,7 @@ from jaxtyping import Float, Inexact
 from torch import Tensor
 
 from zoo.ops.precision import DType, product_of
+from zoo.ops.ranks import Entering, spread
 from zoo.ops.transforms import compiling, kernels_suffice, on_cpu, transformed
 
 Carried = tuple[Tensor, Tensor, Tensor | None]
@@ -61,7 +62,35 @@ def erased_states(
     return entering, written, final
 
 
-def _carried(kind: DType, *given: Tensor | None) -> Carried:
+def _carried(kind: DType, *given: Any) -> Carried:
+    if entering := spread():
+        given = _entering(entering, kind, *given), *given[1:]
+    return _on_one_rank(kind, *given)
+
+
+def _entering(
+    entering: Entering,
+    kind: DType,
+    state: Tensor,
+    decay: Tensor,
+    added: Tensor | None,
+    keys: Tensor | None,
+    sought: Tensor | None,
+    values: Tensor | None,
+    across: Tensor | None,
+) -> Tensor:
+    """Return the state that enters this rank's chunks, from the map of the state over all of them."""
+    empty = torch.zeros_like(state)
+    _, written, _ = _on_one_rank(kind, empty, decay, added, keys, sought, values, across)
+    if keys is None or values is None:
+        return entering(torch.mul, decay.prod(2), written)
+    unit = torch.eye(state.shape[2], dtype=state.dtype, device=state.device).expand(*state.shape[:2], -1, -1)
+    nothing = values.new_zeros(*values.shape[:4], unit.shape[3])
+    _, over, _ = _on_one_rank(kind, unit, decay, added, keys, sought, nothing, across)
+    return entering(torch.matmul, over, written)
+
+
+def _on_one_rank(kind: DType, *given: Tensor | None) -> Carried:
     if transformed():  # which derives its own backward
         return _run(*_rounded(kind, *given), False)
     return _Carry.apply(kind, *given, False)

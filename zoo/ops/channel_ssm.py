@@ -12,6 +12,7 @@ from zoo.cores import core
 from zoo.ops.carry import decayed_states
 from zoo.ops.diagonal import powers
 from zoo.ops.precision import full_precision
+from zoo.ops.ranks import spread, spread_by
 from zoo.ops.time import right_align
 from zoo.ops.toeplitz import causal_toeplitz
 from zoo.ops.transforms import whole_in_export
@@ -54,6 +55,11 @@ def channel_ssm(
         with full_precision(x.device):
             state = torch.addcmul(gain * x.to(gain.real.dtype).mT, log_decay.exp(), state)
             return (state * C).real.sum(2).unsqueeze(1), state
+    if entering := spread():
+        with spread_by(None):
+            written = channel_ssm(x, log_decay, gain, C, torch.zeros_like(state))[1]
+            state = entering(torch.mul, (seq_len * log_decay).exp(), written)
+            return channel_ssm(x, log_decay, gain, C, state, lengths)
     size = min(CHUNK, seq_len)
     n_chunks = -(-seq_len // size)
     with full_precision(x.device):

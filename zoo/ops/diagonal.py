@@ -9,6 +9,7 @@ from torch import Tensor
 
 from zoo.ops.carry import decayed_states
 from zoo.ops.chunked import into_chunks
+from zoo.ops.ranks import spread, spread_by
 from zoo.ops.toeplitz import causal_toeplitz
 from zoo.ops.transforms import whole_in_export
 
@@ -105,6 +106,12 @@ def diagonal_scan(
     batch, seq_len, _ = u.shape
     if seq_len == 1:
         return torch.addcmul(u, log_decay.exp(), state.unsqueeze(1))
+    if entering := spread():
+        with spread_by(None):
+            h = diagonal_scan(u, log_decay, torch.zeros_like(state))
+        decays = powers(log_decay, seq_len + 1)[1:]
+        state = entering(torch.mul, decays[-1], h[:, -1])
+        return torch.addcmul(h, decays, state.unsqueeze(1))
     size = min(CHUNK, seq_len)
     decays = powers(log_decay, size + 1)
     chunks = into_chunks(u.unsqueeze(1), size).squeeze(1)  # (batch, chunks, size, d_state)

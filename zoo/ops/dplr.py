@@ -15,6 +15,7 @@ from zoo.cores import core
 from zoo.ops.carry import decayed_states, erased_states
 from zoo.ops.chunked import chunk_decays, halvable, into_chunks, running_sum
 from zoo.ops.precision import DType, Product, as_type, full_precision, product_of, rounded_type
+from zoo.ops.ranks import spread
 from zoo.ops.ssd import CHUNK_OF_KERNELS, ssd, time_first
 from zoo.ops.transforms import differentiable_again, kernels_suffice, loops_suffice, whole_in_export
 
@@ -83,7 +84,8 @@ def dplr(
     if kind and p is None and one_decay and kernels_suffice(state):
         decay = q.new_zeros(q.shape[:3], dtype=state.dtype) if log_decay is None else log_decay.squeeze(3)
         return ssd(q, k, v.expand(-1, q.shape[1], -1, -1), decay, state)
-    if kind and p is k and r is not None and one_decay and k.shape[3] <= KEYS_OF_KERNELS and kernels_suffice(state):
+    fits = one_decay and k.shape[3] <= KEYS_OF_KERNELS and not spread()
+    if kind and p is k and r is not None and fits and kernels_suffice(state):
         with full_precision(q.device):
             step = q.new_zeros(*q.shape[:3], 1, dtype=torch.float32) if log_decay is None else log_decay.float()
             total = running_sum(into_chunks(step, CHUNK_OF_KERNELS).squeeze(4)).contiguous()

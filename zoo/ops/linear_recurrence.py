@@ -15,6 +15,7 @@ from zoo.ops.activation import half_linear
 from zoo.ops.carry import decayed_states
 from zoo.ops.chunked import halvable
 from zoo.ops.precision import as_type, full_precision
+from zoo.ops.ranks import spread, spread_by
 from zoo.ops.transforms import followed, loops_suffice, whole_in_export
 
 CHUNK = 32  # a power of two
@@ -50,7 +51,13 @@ def linear_recurrence(
         if decay.shape[1] == 1:  # a decoder asks for no more
             h = torch.addcmul(given[1], given[0], state.unsqueeze(1))
             return h, h[:, 0]
-        h = _scan(*given) if followed() else _Scan.apply(*given)
+        scan = _scan if followed() else _Scan.apply
+        if entering := spread():
+            with spread_by(None):
+                alone = scan(*given[:2], torch.zeros_like(state))
+                h = scan(*given[:2], entering(torch.mul, given[0].prod(1), alone[:, -1]))
+        else:
+            h = scan(*given)
     return h, h[:, -1]
 
 

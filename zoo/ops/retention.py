@@ -11,6 +11,7 @@ from torch import Tensor
 
 from zoo.cores import core
 from zoo.ops.dplr import dplr
+from zoo.ops.ranks import spread
 from zoo.ops.time import without_padding
 from zoo.ops.transforms import whole_in_export
 
@@ -75,6 +76,10 @@ def retention_with_bonus(
         Outputs, and S after the last position.
     """
     r = r.to(state.dtype)
+    if spread():  # S_0 is not known here: a position that changes nothing stands before the first
+        k, v_, log_decay = (F.pad(t, (0, 0, 1, 0)) for t in (k, v, log_decay))
+        y, final = dplr(F.pad(r, (0, 0, 0, 1)), k, v_, log_decay, None, None, state)
+        return y[:, :, :-1] + bonus * v, final
     first = r[:, :, :1] @ state
     later, final = dplr(F.pad(r[:, :, 1:], (0, 0, 0, 1)), k, v, log_decay, None, None, state)
     return torch.cat((first, later[:, :, :-1]), dim=2) + bonus * v, final

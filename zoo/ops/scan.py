@@ -25,6 +25,7 @@ from zoo.errors import unknown
 from zoo.extras import how_to_install
 from zoo.ops import scan_torch
 from zoo.ops.precision import as_type, full_precision
+from zoo.ops.ranks import spread
 from zoo.ops.transforms import followed, transformable, whole_in_export
 
 BACKENDS = ("torch", "numba", "triton")
@@ -83,6 +84,10 @@ def selective_scan(
     narrow = torch.bfloat16 if chosen == "triton" else wide
     x_, dt_, B_, C_ = (t if t.dtype == narrow else as_type(wide, t) for t in (x, dt, B, C))
     inputs = (x_, dt_, as_type(wide, A), B_, C_, state)
+    if entering := spread():
+        over = torch.exp(as_type(wide, dt).sum(1).unsqueeze(2) * inputs[2])
+        written = _outputs(*inputs[:5], torch.zeros_like(state), chosen, check)[1]
+        inputs = (*inputs[:5], entering(torch.mul, over, written))
     if x.shape[1] == 1 and backend is None and not _is_watched((*inputs, D)):
         if check:
             _require_signs(dt_, A)

@@ -15,6 +15,7 @@ from zoo.cores import core
 from zoo.ops.carry import decayed_states
 from zoo.ops.chunked import chunk_decays, into_chunks, running_sum
 from zoo.ops.precision import DType, as_type, full_precision, product_of, rounded_type
+from zoo.ops.ranks import spread
 from zoo.ops.transforms import differentiable_again, kernels_suffice, whole_in_export
 
 # Rows of a chunk: its decays grow with them, and the states, one a chunk, are fewer.
@@ -57,7 +58,8 @@ def ssd(
         return _step(q, k, v, log_decay, state)
     kind = rounded_type(state)
     with full_precision(q.device):
-        if kind and q.shape[2] == log_decay.shape[2] and not state.is_complex() and kernels_suffice(state):
+        whole = not state.is_complex() and not spread() and kernels_suffice(state)
+        if kind and q.shape[2] == log_decay.shape[2] and whole:
             step = into_chunks(log_decay.float().unsqueeze(3), CHUNK_OF_KERNELS).squeeze(4)
             return _Kernel.apply(kind, q, k, v, running_sum(step).contiguous(), state)
         return _by_products(kind, q, k, v, log_decay, state)
