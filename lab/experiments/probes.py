@@ -22,6 +22,11 @@ READ_AT, SCORED_ON = 16, 256
 """Sequences at which a layer's operators are read, and others on which the truncated model is scored."""
 
 
+DISTILLED_TO = (1, 2, 4)
+"""Numbers of heads that a trained layer is distilled into."""
+_DISTILLED = ("bound", "error of best heads", "error of fitted heads")
+
+
 @dataclass(frozen=True)
 class Probe:
     """A measurement on the model of a run.
@@ -133,7 +138,20 @@ def held_weights(run: Run, n: int = 4096) -> tuple[float]:
     return (after / before,)
 
 
+def distilled(run: Run) -> Sequence[float]:
+    """Measure what heads make of the last layer; see `lab.experiments.distilled`."""
+    from lab.experiments.distilled import distilled
+
+    return distilled(run)
+
+
 PROBES = {
+    "distilled": Probe(
+        1,
+        tuple(f"{what}, H={n}" for n in DISTILLED_TO for what in _DISTILLED),
+        distilled,
+        by_seed=True,
+    ),
     "held_weights": Probe(1, ("error ratio with other values",), held_weights, by_seed=True),
     "head_count_bound": Probe(1, ("bound",), head_count_bound),
     "gradient": Probe(1, ("gradient",), gradient),

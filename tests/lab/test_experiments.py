@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from lab import __main__ as application
 from lab.config import parse
 from lab.experiments import command, papers, record, spec
+from lab.experiments.distilled import distil
 from lab.experiments.judge import fitted_limit, judge
 from lab.experiments.page import Pages, pages, panels
 from lab.experiments.probes import PROBES, measure
@@ -26,8 +28,10 @@ from lab.plain import read_mapping
 from lab.run.record import Run
 from lab.sweep.experiment import read_experiment
 from lab.sweep.grid import expand
-from tests import ROOT, slow
+from tests import ROOT, refused, slow
+from tests.cases import draw, randomise
 from tests.lab.runs import error_line
+from zoo import create_mixer
 from zoo.errors import UsageError
 from zoo.evidence import Check, Prediction
 from zoo.evidence.page import check_record
@@ -402,6 +406,20 @@ def test_probes_add_a_column_to_each_run() -> None:
     layer = parse(["--mixer=attention", "--task=mqar", "--task.seq_len=16", "--task.n_pairs=2"]).config
     (columns,) = measure(["layer_gradient"], [run_of(layer)])
     assert columns["gradient"] > 1e-3
+
+
+@torch.no_grad()
+def test_a_layer_is_distilled_into_heads(generator: torch.Generator) -> None:
+    """On white inputs the best heads miss what the bound says, and fitted ones gain nothing; two heads are enough."""
+    x, others = (draw(200, 16, 6, generator=generator) for _ in range(2))
+    mixer = randomise(create_mixer("factorized", 6, n_heads=2, max_seq_len=16), generator).double()
+    bound, best, fitted, *enough = distil(mixer, x, others)[:6]
+    assert bound > 0.05
+    assert best == pytest.approx(bound, rel=0.1)
+    assert fitted == pytest.approx(bound, rel=0.1)
+    assert max(enough) < 1e-10
+    with refused("GRU is no linear time-invariant layer"):
+        distil(create_mixer("gru", 6).double(), x, others)
 
 
 # From a sweep to the page

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests import refused
 from tests.tolerances import assert_close
-from zoo.theory.convert import to_heads
+from zoo.theory.convert import fit_heads, to_heads
 from zoo.theory.lags import head_count, head_count_bound
 from zoo.theory.operator import interaction
 from zoo.theory.rank import interaction_rank
@@ -57,6 +57,41 @@ def test_to_heads_is_exact_at_k(rng: np.random.Generator) -> None:
     assert (mixer.n_heads, mixer.d_model, mixer.d_out, mixer.max_seq_len) == (4, D, 3, N)
     assert miss(mixer, lags, rng) < 1e-13
     assert miss(mixer, lags, rng, seq_len=7) < 1e-13
+
+
+@pytest.mark.parametrize("variances", [(1.0, 4.0, 0.25, 9.0), (1.0, 4.0, 0.0, 9.0)], ids=["full", "flat"])
+def test_heads_for_a_covariance_attain_its_bound(variances: tuple[float, ...], rng: np.random.Generator) -> None:
+    """The expected error of two heads, written out, is that of the bound; with the map's own k heads it is zero."""
+    lags = mixed(rng, 0.9**T, (-0.5) ** T, *turning(0.8, 1.0), d_out=3)
+    turned = np.linalg.qr(rng.normal(size=(D, D)))[0]
+    covariance = torch.from_numpy(turned * np.array(variances) @ turned.T)
+
+    def energy(operators: Tensor) -> float:
+        return sum((N - tau) * float(torch.trace(g @ covariance @ g.T)) for tau, g in enumerate(operators.detach()))
+
+    for n_heads in (1, 2, 4):
+        heads = to_heads(lags, n_heads, covariance)
+        assert heads.coefficients is not None
+        missed = lags - torch.einsum("ht,hpd->tpd", heads.coefficients, heads.value_maps)
+        assert energy(missed) / energy(lags) == pytest.approx(head_count_bound(lags, n_heads, covariance), abs=1e-12)
+
+
+def test_fitted_heads_are_exact_at_k_and_no_worse_below(rng: np.random.Generator) -> None:
+    lags = mixed(rng, 0.9**T, (-0.5) ** T, d_out=3)
+    x = torch.from_numpy(rng.normal(size=(20, N, D)).cumsum(1))  # positions tell of one another
+    y = torch.from_numpy(convolved(lags, x))
+
+    def error(heads: torch.nn.Module) -> float:
+        return float((heads(x) - y).square().sum() / y.square().sum())
+
+    with torch.no_grad():
+        drawn = to_heads(mixed(rng, 0.3**T, 0.7**T, d_out=3))
+        assert error(drawn) > 0.1
+        assert error(fit_heads(drawn, x, y, rounds=40)) < 1e-6
+        one = to_heads(lags, 1)
+        errors = [error(one), *(error(fit_heads(one, x, y, rounds)) for rounds in (1, 2, 8))]
+        assert errors == sorted(errors, reverse=True)
+        assert errors[-1] < 0.9 * errors[0]
 
 
 def test_to_heads_is_optimal_below_k() -> None:

@@ -122,7 +122,7 @@ def head_count_bound(
     require_positive(n_heads=n_heads)
     lags = scaled(lags)
     if covariance is not None:
-        lags = scaled(lags @ _square_root(covariance, lags.shape[2]))
+        lags = scaled(lags @ square_root("head_count_bound", covariance, lags.shape[2]))
     energy = torch.linalg.svdvals(weighted_rows(lags)).square()
     if not energy.sum() > 0:
         raise ValueError("head_count_bound: the map's output is zero, its relative error is undefined")
@@ -150,18 +150,18 @@ def check_lags(caller: str, lags: Tensor) -> None:
     require_real(f"{caller}: lags", lags, "(seq_len, d_out, d_in)", (3,))
 
 
-def _square_root(covariance: Tensor, d_in: int) -> Tensor:
+def square_root(caller: str, covariance: Tensor, d_in: int) -> Tensor:
     """Return the symmetric square root of a covariance up to scale, float64; ValueError if it is none."""
     if covariance.shape != (d_in, d_in):
-        raise ValueError(f"head_count_bound: covariance must be ({d_in}, {d_in}), got {tuple(covariance.shape)}")
+        raise ValueError(f"{caller}: covariance must be ({d_in}, {d_in}), got {tuple(covariance.shape)}")
     if not covariance.isfinite().all():
-        raise ValueError("head_count_bound: covariance must be finite")
+        raise ValueError(f"{caller}: covariance must be finite")
     covariance = scaled(covariance)
     if (covariance - covariance.mT).abs().max() > ROUNDOFF:
-        raise ValueError("head_count_bound: covariance must be symmetric")
+        raise ValueError(f"{caller}: covariance must be symmetric")
     variances, directions = torch.linalg.eigh(covariance)
     if variances[0] < -ROUNDOFF:
         raise ValueError(
-            f"head_count_bound: covariance has a negative eigenvalue, {variances[0].item():.3g} of its largest entry"
+            f"{caller}: covariance has a negative eigenvalue, {variances[0].item():.3g} of its largest entry"
         )
     return (directions * variances.clamp(min=0).sqrt()) @ directions.mT
