@@ -112,6 +112,7 @@ class SequenceParallel(nn.Module):
         self._sending: list[tuple[list[dist.Work], list[Tensor]]] = []
         self._has_received = False
         self._seen = 0  # positions of the ranks before
+        self._received: list[Tensor] = []  # from all ranks, for the layer at work
 
     def part(self, t: Shaped[Tensor, "batch seq *rest"]) -> Shaped[Tensor, "batch part *rest"]:
         """Return this rank's positions of a whole sequence: equal parts, up to one position.
@@ -196,18 +197,27 @@ class SequenceParallel(nn.Module):
         """Stream a layer from the last inputs of the rank before, and from what enters its recurrences."""
         state = layer.empty_state(len(x), x.dtype, x.device)
         if [*state_tensors(state)]:
-            own = layer.stream(x[:, x.shape[1] - memory :])[1] if memory else state
+            rest = x.shape[1] - memory
+            valid = None if lengths is None else (lengths - rest).clamp(min=0)
+            own = layer.stream(x[:, rest:], None, valid)[1] if memory else state
             before = {name: self._before(t) for name, t in own._asdict().items() if name not in own.carried}
             state = state._replace(**before)
         with spread_by(self._entering):
-            return layer.stream(x, state, lengths)[0]
+            y, _ = layer.stream(x, state, lengths)
+        y = _Needing.apply(y, *self._received)
+        self._received.clear()
+        return y
 
     def _before(self, t: Tensor) -> Tensor:
         """Return what the rank before has in place of `t`, or how many positions it has seen, a whole number."""
-        return _Before.apply(self, t) if _has_gradient(t) else torch.full_like(t, self._seen)
+        if not _has_gradient(t):
+            return torch.full_like(t, self._seen)
+        self._received.append(_Before.apply(self, t))
+        return self._received[-1]
 
     def _entering(self, act: Act, over: Tensor, added: Tensor) -> Tensor:
-        return _Entering.apply(self, act, over, added)
+        self._received.append(_Entering.apply(self, act, over, added))
+        return self._received[-1]
 
     def _gather(self, t: Tensor) -> list[Tensor]:
         """Return the tensor `t` of each rank."""
@@ -318,6 +328,23 @@ class _ToNext(torch.autograd.Function):
         if ranks.rank + 1 < ranks.n_ranks:
             ranks._receive([t for t in sent if t is not None], ranks.rank + 1)
         return None, torch.empty(0, device=ctx.device), *gradients, *sent
+
+
+class _Needing(torch.autograd.Function):
+    """Pass y on as if it depended on all that came from other ranks.
+
+    The backward pass then visits the same nodes that exchange gradients on each rank, the last created first, also
+    where an output needs none of it: a rank may have no valid position, or conjugate gradients nothing to solve.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, *received: Tensor) -> Tensor:
+        ctx.n_received = len(received)
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads[0], *(None,) * ctx.n_received
 
 
 class _Before(torch.autograd.Function):
