@@ -73,8 +73,9 @@ def _panel(plot: Mapping[str, Any], title: str, rows: Sequence[Row]) -> Panel:
         ]
         if "bound" in plot:
             bounds = {label: _points(there, x, plot["bound"]) for label, there in lines.items()}
-            alike = all(bound == next(iter(bounds.values())) for bound in bounds.values())
-            shown = {"bound": next(iter(bounds.values()))} if alike else {f"{k}: bound": v for k, v in bounds.items()}
+            joined: dict[float, Value] = {}
+            alike = all(joined.setdefault(at, value) == value for bound in bounds.values() for at, value in bound.items())
+            shown = {"bound": joined} if alike else {f"{k}: bound": v for k, v in bounds.items()}
             curves += [_curve(label, bound, "beneath") for label, bound in shown.items()]
     return Panel(
         title,
