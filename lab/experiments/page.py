@@ -72,10 +72,10 @@ def _panel(plot: Mapping[str, Any], title: str, rows: Sequence[Row]) -> Panel:
             for label, there in lines.items()
         ]
         if "bound" in plot:
-            bounds = {label: _points(there, x, plot["bound"]) for label, there in lines.items()}
-            joined: dict[float, Value] = {}
-            alike = all(joined.setdefault(at, value) == value for bound in bounds.values() for at, value in bound.items())
-            shown = {"bound": joined} if alike else {f"{k}: bound": v for k, v in bounds.items()}
+            bounds = {f"{label}: bound": _points(there, x, plot["bound"]) for label, there in lines.items()}
+            joined = {at: value for bound in bounds.values() for at, value in bound.items()}
+            alike = all(bound.items() <= joined.items() for bound in bounds.values())
+            shown = {"bound": joined} if alike else bounds
             curves += [_curve(label, bound, "beneath") for label, bound in shown.items()]
     return Panel(
         title,
