@@ -112,7 +112,6 @@ class SequenceParallel(nn.Module):
         self._sending: list[tuple[list[dist.Work], list[Tensor]]] = []
         self._has_received = False
         self._seen = 0  # positions of the ranks before
-        self._received: list[Tensor] = []  # from all ranks, for the layer at work
 
     def part(self, t: Shaped[Tensor, "batch seq *rest"]) -> Shaped[Tensor, "batch part *rest"]:
         """Return this rank's positions of a whole sequence: equal parts, up to one position.
@@ -195,29 +194,30 @@ class SequenceParallel(nn.Module):
 
     def _stream_at_once(self, layer: Any, x: Tensor, lengths: Tensor | None, memory: int) -> Tensor:
         """Stream a layer from the last inputs of the rank before, and from what enters its recurrences."""
-        state = layer.empty_state(len(x), x.dtype, x.device)
-        if [*state_tensors(state)]:
-            rest = x.shape[1] - memory
-            valid = None if lengths is None else (lengths - rest).clamp(min=0)
-            own = layer.stream(x[:, rest:], None, valid)[1] if memory else state
-            before = {name: self._before(t) for name, t in own._asdict().items() if name not in own.carried}
-            state = state._replace(**before)
-        with spread_by(self._entering):
-            y, _ = layer.stream(x, state, lengths)
-        y = _Needing.apply(y, *self._received)
-        self._received.clear()
-        return y
+        state, received = layer.empty_state(len(x), x.dtype, x.device), []
+        if not [*state_tensors(state)]:
+            return layer.stream(x, state, lengths)[0]
+
+        def entering(act: Act, over: Tensor, added: Tensor) -> Tensor:
+            received.append(_Entering.apply(self, act, over, added))
+            return received[-1]
+
+        rest = x.shape[1] - memory
+        valid = None if lengths is None else (lengths - rest).clamp(min=0)
+        own = layer.stream(x[:, rest:], None, valid)[1] if memory else state
+        before = {name: self._before(t) for name, t in own._asdict().items() if name not in own.carried}
+        with spread_by(entering):
+            y, _ = layer.stream(x, state._replace(**before), lengths)
+        if state.carried and not received:
+            raise ValueError(
+                f"{type(layer).__name__}: its state names {', '.join(state.carried)} as carried, but no recurrence of "
+                "zoo.ops took them: give it a state without `carried`"
+            )
+        return _Needing.apply(y, *before.values(), *received)
 
     def _before(self, t: Tensor) -> Tensor:
         """Return what the rank before has in place of `t`, or how many positions it has seen, a whole number."""
-        if not _has_gradient(t):
-            return torch.full_like(t, self._seen)
-        self._received.append(_Before.apply(self, t))
-        return self._received[-1]
-
-    def _entering(self, act: Act, over: Tensor, added: Tensor) -> Tensor:
-        self._received.append(_Entering.apply(self, act, over, added))
-        return self._received[-1]
+        return _Before.apply(self, t) if _has_gradient(t) else torch.full_like(t, self._seen)
 
     def _gather(self, t: Tensor) -> list[Tensor]:
         """Return the tensor `t` of each rank."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from tests.cases import D_MODEL, DEFAULTS, draw, drawn, randomise
 from zoo import Backbone, Bidirectional, create_mixer, list_mixers, parallel
 from zoo.blocks import Experts
 from zoo.contract import SequenceMixer
+from zoo.mixers.delta_net import DeltaNet
 from zoo.ops.time import valid_positions
 from zoo.state import state_nbytes, state_tensors
 from zoo.training.metrics import ClassificationScores
@@ -177,6 +179,13 @@ def check_models(rank: int, n_ranks: int) -> None:
             assert found[name] == pytest.approx(of_whole[name])
 
 
+class Own(DeltaNet):
+    """A class that has changed the recurrence, and not the state."""
+
+    def mix(self, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
+        return x, state._replace(S=state.S + 1)
+
+
 def check_refusals(n_ranks: int) -> None:
     split = parallel.sequence(create_mixer("lstm", D_MODEL))
     with refused(f"{n_ranks} ranks cannot share {n_ranks - 1} positions"):
@@ -185,6 +194,8 @@ def check_refusals(n_ranks: int) -> None:
         split(torch.zeros(1, split.rank, D_MODEL))
     with refused("the same rows"):
         split(torch.zeros(1 + split.rank, 1, D_MODEL))
+    with refused("Own: its state names S as carried, but no recurrence of zoo.ops took them"):
+        parallel.sequence(Own(D_MODEL))(torch.zeros(1, 3, D_MODEL))
     with refused("groups of 5"):
         parallel.sequence(split.model, 5)
 
