@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Inexact
 from torch import Tensor
 
@@ -68,25 +69,17 @@ def _carried(kind: DType, *given: Any) -> Carried:
     return _on_one_rank(kind, *given)
 
 
-def _entering(
-    entering: Entering,
-    kind: DType,
-    state: Tensor,
-    decay: Tensor,
-    added: Tensor | None,
-    keys: Tensor | None,
-    sought: Tensor | None,
-    values: Tensor | None,
-    across: Tensor | None,
-) -> Tensor:
+def _entering(entering: Entering, kind: DType, *given: Any) -> Tensor:
     """Return the state that enters this rank's chunks, from the map of the state over all of them."""
+    state, decay, added, keys, sought, values, across = given
     empty = torch.zeros_like(state)
-    _, written, _ = _on_one_rank(kind, empty, decay, added, keys, sought, values, across)
-    if keys is None or values is None:
-        return entering(torch.mul, decay.prod(2), written)
+    if keys is None:
+        return entering(torch.mul, decay.prod(2), _on_one_rank(kind, empty, *given[1:])[1])
+    # Side by side, an empty state to which the values are written, and unit vectors to which nothing is.
     unit = torch.eye(state.shape[2], dtype=state.dtype, device=state.device).expand(*state.shape[:2], -1, -1)
-    nothing = values.new_zeros(*values.shape[:4], unit.shape[3])
-    _, over, _ = _on_one_rank(kind, unit, decay, added, keys, sought, nothing, across)
+    starts, values = torch.cat((empty, unit), dim=3), F.pad(values, (0, state.shape[2]))
+    _, ends, _ = _on_one_rank(kind, starts, decay, added, keys, sought, values, across)
+    written, over = ends.split((state.shape[3], state.shape[2]), dim=3)
     return entering(torch.matmul, over, written)
 
 
