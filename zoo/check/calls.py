@@ -17,7 +17,8 @@ from zoo.check.outcome import (
     root_mean_square,
 )
 from zoo.check.property import checks
-from zoo.check.subject import Subject, undrawn
+from zoo.check.subject import Subject
+from zoo.seeds import seeded
 
 LENGTHS = (1, 2, 7, 8, 16, 31, 32, 33, 63, 64, 130, 257)
 """Short and odd lengths, and those around the block sizes of kernels."""
@@ -127,7 +128,7 @@ def deterministic(subject: Subject) -> Outcomes:
 def no_global_draws(subject: Subject) -> Outcomes:
     """Check that in eval mode a call takes no number from torch's global generator."""
     module, x = subject.module(), subject.draw()
-    with torch.no_grad(), undrawn():
+    with torch.no_grad(), seeded():
         before = torch.get_rng_state()
         subject.whole(module, x)
         moved = not torch.equal(before, torch.get_rng_state())

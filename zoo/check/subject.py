@@ -6,8 +6,7 @@ import copy
 import functools
 import inspect
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any
 
@@ -20,6 +19,7 @@ from zoo.adapters.protocols import Adapter, find_adapter, load_adapter
 from zoo.check.outcome import NotApplicableError, describe_error, miss
 from zoo.errors import UsageError
 from zoo.registry import MIXERS, create_mixer, mixer_class
+from zoo.seeds import seeded
 from zoo.targets import load
 from zoo.validate import require_positive, require_seed
 
@@ -91,7 +91,7 @@ class Subject:
         """Make a new module with parameters drawn from `seed`, or copy the module that was given."""
         if isinstance(self.made_of, nn.Module):
             return copy.deepcopy(self.made_of)
-        with undrawn(self.seed + seed):
+        with seeded(self.seed + seed):
             width, named = with_width(self.made_of, self.d_model, {**self.options, **(options or {})})
             made = self.made_of(*width, **named)
         if not isinstance(made, nn.Module):
@@ -135,7 +135,7 @@ class Subject:
     @torch.no_grad()
     def outputs(self, module: nn.Module, x: Tensor, *, global_seed: int = 0) -> Tensor:
         """Return `whole` without gradients, with torch's global generator at a seed."""
-        with undrawn(global_seed):
+        with seeded(global_seed):
             return self.whole(module, x)
 
     def chunks(self, module: nn.Module, x: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -218,7 +218,7 @@ class Subject:
         x = self.draw()
         given = load_adapter(self.adapter) if isinstance(self.adapter, str) else self.adapter
         try:
-            with undrawn():
+            with seeded():
                 self.protocol = find_adapter(self.module(), x) if given is None else given
             self.outputs(self.module(), x)
         except Exception as error:  # a foreign module may raise anything
@@ -238,14 +238,6 @@ class Plain(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self._adapter.whole(self.module, x)
-
-
-@contextmanager
-def undrawn(seed: int = 0) -> Iterator[None]:
-    """Run with torch's global generator at a seed and restore it afterwards."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
 
 
 def _find(target: Any, options: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:

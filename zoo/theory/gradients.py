@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from zoo.evidence.interval import FEWEST_SEEDS
+from zoo.seeds import seeded
 from zoo.theory.operator import Map, check_input, draw_input, evaluated, like, positions_at_once, separate_rows
 from zoo.validate import require_positive
 
@@ -197,9 +198,8 @@ def spaced(seq_len: int, count: int = 16) -> Int[Tensor, " distances"]:
 
 
 def drawn_from(seed: int, make: Callable[[int], M]) -> M:
-    """Return `make(seed)`, with torch's global generator seeded by it and restored afterwards."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    """Return `make(seed)`, with torch's global generators seeded by it and restored afterwards."""
+    with seeded(seed):
         return make(seed)
 
 

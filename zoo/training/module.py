@@ -23,6 +23,7 @@ from zoo.contract import SequenceMixer
 from zoo.modules import listed
 from zoo.ops.time import valid_positions
 from zoo.parallel import shard
+from zoo.seeds import seeded
 from zoo.targets import load
 from zoo.training.events import log_split_scores
 from zoo.training.metrics import UNLABELLED, ClassificationScores, RegressionScores, Results
@@ -130,8 +131,7 @@ class SequenceModule(L.LightningModule):
         for name, beta in (("beta1", beta1), ("beta2", beta2)):
             if not 0 <= beta < 1:
                 raise ValueError(f"{name} must lie in [0, 1), got {beta}")
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
+        with seeded(seed):
             self.backbone = Backbone(**model)
         model, facts = self.backbone.options, list(facts)  # all of them, defaults too
         # logger=False: `write_hparams` tells TensorBoard of those that runs are compared by.
