@@ -37,7 +37,7 @@ SET_UP = ".venv/.installed-train"
 class FirstRun:
     """One way from nothing to a trained model; times in seconds of wall time."""
 
-    road: str
+    installer: str
     set_up: float
     train: float
     accuracy: float
@@ -47,25 +47,25 @@ class FirstRun:
         return self.set_up + self.train
 
 
-def measure(road: str, uv: str) -> FirstRun:
+def measure(installer: str, uv: str) -> FirstRun:
     """Clone, set up and train in a temporary folder.
 
     Args:
-        road: its name in the table.
+        installer: its name in the table.
         uv: path of the program; empty for pip without uv.
     """
     with tempfile.TemporaryDirectory() as scratch:
         clone = Path(scratch, "clone")
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
         fresh = {"PIP_NO_CACHE_DIR": "1", "UV_NO_CACHE": "1", "MIXER_ZOO_CACHE": f"{scratch}/tasks"}
-        # What this process itself runs in is nothing to the clone.
+        # The clone must not see the environment of this process.
         unwanted = {"VIRTUAL_ENV", "PYTHONPATH", "MAKEFLAGS", "MAKELEVEL", "VENV", "ARGS", "UV", "NUMBA_CACHE_DIR"}
         environment = {name: value for name, value in os.environ.items() if name not in unwanted} | fresh
         set_up, train = (
             finished(["make", target, f"UV={uv}"], cwd=clone, env=environment) for target in (SET_UP, "train")
         )
         (metrics,) = clone.glob("runs/**/metrics.json")
-        return FirstRun(road, set_up, train, json.loads(metrics.read_text())["test"]["accuracy"])
+        return FirstRun(installer, set_up, train, json.loads(metrics.read_text())["test"]["accuracy"])
 
 
 def render(runs: list[FirstRun], measured: str) -> str:
@@ -73,7 +73,7 @@ def render(runs: list[FirstRun], measured: str) -> str:
     lines = ["# From nothing to a trained model", ""]
     lines += [f"Made by `python benchmarks/first_run.py` on {measured}: a fresh clone, no caches, `make train`.", ""]
     rows = [
-        (run.road, *(f"{seconds:.0f}" for seconds in (run.set_up, run.train, run.whole)), f"{run.accuracy:.4f}")
+        (run.installer, *(f"{seconds:.0f}" for seconds in (run.set_up, run.train, run.whole)), f"{run.accuracy:.4f}")
         for run in runs
     ]
     headings = ("packages by", "set-up s", "training s", "whole s", "test accuracy")
@@ -82,20 +82,20 @@ def render(runs: list[FirstRun], measured: str) -> str:
 
 def summary(runs: list[FirstRun], measured: str) -> str:
     """Return the lines in the README."""
-    found = [f"{run.whole:.0f} s with {run.road}, {run.set_up:.0f} s of it for set-up" for run in runs]
+    found = [f"{run.whole:.0f} s with {run.installer}, {run.set_up:.0f} s of it for set-up" for run in runs]
     lines = [f"From a fresh clone without caches to a trained model: {'; '.join(found)},"]
     return "\n".join([*lines, f"on {measured} ([first_run.md](benchmarks/first_run.md))."]) + "\n"
 
 
 def main() -> None:
-    """Measure each road and publish."""
+    """Measure each installer and publish."""
     uv, load = shutil.which("uv"), os.getloadavg()[0]
-    roads = {"pip": ""} | ({"uv": uv} if uv else {})
+    installers = {"pip": ""} | ({"uv": uv} if uv else {})
     runs = []
-    for road, program in roads.items():
-        runs.append(measure(road, program))
-        print(f"{road}: set-up {runs[-1].set_up:.0f} s, training {runs[-1].train:.0f} s", flush=True)
-    # A figure that other work has spoilt says so by itself.
+    for installer, program in installers.items():
+        runs.append(measure(installer, program))
+        print(f"{installer}: set-up {runs[-1].set_up:.0f} s, training {runs[-1].train:.0f} s", flush=True)
+    # Times beside other work are too long: the load before the runs is named.
     measured = describe_machine() + (f", beside other work at a load of {load:.1f}" if load > 0.5 else "")
     write_atomically(TABLE, render(runs, measured))
     write_atomically(README, replace_part(README.read_text(encoding="utf-8"), "first run", summary(runs, measured)))

@@ -56,7 +56,7 @@ class _Counter(TorchDispatchMode):
 
 
 def mixer_and_input(name: str, seq_len: int, d_model: int, device: str) -> tuple[SequenceMixer, Tensor]:
-    """Return a mixer and an empty input of `BATCH` rows; a longest sequence, if it has one, is `seq_len`."""
+    """Return a mixer, with `max_seq_len` = `seq_len` if it has one, and an uninitialised input of `BATCH` rows."""
     own = {"max_seq_len": seq_len} if "max_seq_len" in inspect.signature(mixer_class(name)).parameters else {}
     with torch.device(device):
         return create_mixer(name, d_model, **own), torch.empty(BATCH, seq_len, d_model, requires_grad=True)

@@ -2,23 +2,28 @@
 
 Ranks are gloo processes of this machine with one thread each and an equal part of the positions. In the table are the
 bytes that rank 0 sends forward and the last rank sends back, beside the bytes of the state after rank 0's positions;
-the largest difference from one process, outputs and gradients, over the largest number there; and the seconds of one
-process for forward and backward over those of the ranks, medians in turns, while all processes do the same. A single
-layer and a single batch leave nothing to pipeline: a mixer gains here if its ranks work at once.
+the largest difference from one process in an output or a gradient, relative to the largest number of that tensor, or to
+1 if that is smaller; and the seconds of one process for forward and backward over those of the ranks, medians in turns,
+while all processes do the same. A single layer and a single batch leave nothing to pipeline: a mixer gains here if its
+ranks work at once.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.timing import interleaved
 from zoo import create_mixer, list_mixers, parallel

@@ -252,7 +252,7 @@ def _channels(n: Sizes, g: torch.Generator) -> tuple[Tensor]:
 
 
 def _slowly(t: Tensor) -> Tensor:
-    """Draw logarithms of decays near one."""
+    """Map normal numbers to logarithms of decays near one."""
     return -F.softplus(t - 4)
 
 

@@ -32,10 +32,10 @@ from zoo.report.files import write_atomically  # noqa: E402
 TABLE = ROOT / "benchmarks" / "task_generation.md"
 REPEATS = 2
 EXAMPLES, NUMBERS = 40_960, 1 << 24
-"""As many examples as are generated, but of large ones (long, or of vectors) only as many as have so many numbers."""
+"""Examples of a task, or fewer if they would hold more than NUMBERS numbers."""
 LENGTH = 256
 SLOW = {"listops": 500, "pathfinder": 500}
-"""Examples a second asked of these; of the others `ASKED`, of mqar `ASKED_OF_MQAR`; `ASKED_BACK` are read back."""
+"""Examples a second required of these tasks; below: of all others, of mqar, and when read back from the cache."""
 ASKED, ASKED_OF_MQAR, ASKED_BACK = 5_000, 40_000, 100_000
 MQAR_SHAPES = [
     {"seq_len": 64, "vocab_size": 256, "n_pairs": 4},
@@ -152,11 +152,13 @@ def kept(name: str, options: dict[str, Any], asked: int) -> list[Cell]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure every task and write the tables."""
-    from tasks import task_class
+    from tasks import list_tasks, task_class
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="only these; the table is not written then")
     only = parser.parse_args(argv).tasks
+    if unknown := sorted(set(only) - set(list_tasks())):
+        parser.error(f"no such task: {', '.join(unknown)}; choose from: {', '.join(list_tasks())}")
     speed = "/s (per CPU s)"
     in_memory = Table("Drawn in memory", ["task", "length", "examples", f"drawn, {speed}", "asked for", "met"])
     columns = ["task", "length", "examples", f"into the cache, {speed}", "asked for"]
@@ -176,8 +178,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 Made by `python benchmarks/task_generation.py` on
 {describe_machine()}, numpy {version("numpy")}, datasets {version("datasets")}, pyarrow {version("pyarrow")}.
 One thread; medians over {REPEATS} fresh processes, imports not counted. Load average at the end: {load:.1f}.
-A length other than 256 is that of a task without this one; mqar stands at several shapes, and beyond 256
-positions nothing was asked for. Peers' generators are on no package index, so none is timed.
+Tasks that do not exist at length 256 have their default length. mqar has several shapes; beyond 256 positions no
+rate is required. Peers' generators are on no package index, so none is timed.
 """
     tables = [line for table in (in_memory, on_disk) if table.rows for line in render_table(table)]
     text = "\n".join([head, *tables])

@@ -1,7 +1,7 @@
 """The options and results of a run for TensorBoard's HParams tab.
 
-A run does not know with which others it will be compared. So it has all its options in the tab, which puts those
-first that differ between the runs in sight, of however many sweeps.
+A run does not know with which others it will be compared, so it gives all its options. The tab puts those first that
+differ between the runs it shows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAMING = {"mixer.name": "mixer", "task.name": "task", "seed": "seed"}
 
 
 def compared_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that decide a run's result, by their headings: the flag of their help, and the name."""
+    """Return the options that decide a run's result, by heading: its flag, after `model.` if that has no group."""
     options = deciding_options(config)
     named = {heading: options.pop(key) for key, heading in NAMING.items()}
     return {key: short(value) if isinstance(value, str) else value for key, value in named.items()} | {

@@ -48,7 +48,7 @@ def parse(argv: Sequence[str]) -> Command:
     configs/task/NAME.yaml, each --config file, flags.
 
     Raises:
-        UsageError: anything that cannot be followed.
+        UsageError: a command line or a configuration file that is not valid.
     """
     choice = choose(argv)
     if "help" in choice.helps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if "predicted" not in stored:
                 check_power(spec)
             records[spec.name] = register(spec, stored)
+            if records[spec.name]["predicted"]["commit"] is None:
+                exploratory = f"{spec.name}.yaml is not committed, so that its runs would be exploratory"
+                print(f"{exploratory}: commit it, and give --predict again before they start", file=sys.stderr)
             continue
         try:
             listed = read_listed(spec, arguments.run_dir, arguments.out / kept, stored)

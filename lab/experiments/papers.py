@@ -195,12 +195,14 @@ def main(argv: Sequence[str]) -> int:
         return status
     records, kept = read_records(arguments.out / STORED), f"papers/{paper.name}.csv"
     listed = read_listed(paper, arguments.run_dir, arguments.out / kept, {})
-    rows = read_rows(listed.text, paper.experiment.fixed) if listed.text else []
+    if not listed.text:  # no run has finished: the stored record and its page stay as they are
+        return status
+    rows = read_rows(listed.text, paper.experiment.fixed)
     checks = {cell.name: cell.compare(rows) for cell in published_cells(paper)}
     measured = [check_record(check) for check in checks.values() if check.seeds]
     setting = {"setting": paper.experiment.setting, "missing": listed.missing}
     records[paper.name] = finite({**setting, **listed.origin, "checks": measured})
-    files = {STORED: as_json(records), PAGE: papers_page(records)} | ({kept: listed.text} if rows else {})
+    files = {STORED: as_json(records), PAGE: papers_page(records), kept: listed.text}
     written = write_all(arguments.out, files)
     for title, lines in tables(paper, checks).items():
         make_console().print(make_table(HEADINGS, lines, "lrrrl", title=title))

@@ -18,9 +18,10 @@ from zoo.report.terminal import progress
 if TYPE_CHECKING:
     import torch
 
+MODEL_DRAWS, LAYER_DRAWS, HELD = 4, 5, 4096
+"""Draws of a model and of a layer for their gradients, and sequences on which weights are held."""
 READ_AT, SCORED_ON = 16, 256
 """Sequences at which a layer's operators are read, and others on which the truncated model is scored."""
-
 
 DISTILLED_TO = (1, 2, 4)
 """Numbers of heads that a trained layer is distilled into."""
@@ -50,8 +51,8 @@ def head_count_bound(run: Run) -> tuple[float]:
     return (floors.get(str(run.config["mixer"].get("n_heads", 1)), 0.0),)
 
 
-def gradient(run: Run, n_draws: int = 4) -> tuple[float]:
-    """Measure |d y_n / d x_{n - distance}| / |d y_n / d x_n| of the untrained model, the median over draws.
+def gradient(run: Run) -> tuple[float]:
+    """Measure |d y_n / d x_{n - distance}| / |d y_n / d x_n| of the untrained model, the lower median over draws.
 
     In float64: recurrences that accumulate decays in float32 have a false floor near 1e-9.
     """
@@ -63,10 +64,10 @@ def gradient(run: Run, n_draws: int = 4) -> tuple[float]:
         # The backbone's embedding has this scale: it decides how much of a residual stream is input.
         return 0.02 * torch.randn(distance + 1, d_model, generator=generator, dtype=torch.float64)
 
-    return (_ratio(lambda seed: build(run.config)[1].double(), embeddings, distance, distance + 1, n_draws),)
+    return (_ratio(lambda seed: build(run.config)[1].double(), embeddings, distance, distance + 1, MODEL_DRAWS),)
 
 
-def layer_gradient(run: Run, n_draws: int = 5) -> tuple[float]:
+def layer_gradient(run: Run) -> tuple[float]:
     """Measure the same ratio of one untrained layer at half of the sequence, on normal vectors as a norm gives."""
     from zoo.registry import create_mixer
 
@@ -75,7 +76,7 @@ def layer_gradient(run: Run, n_draws: int = 5) -> tuple[float]:
     def make(seed: int) -> torch.nn.Module:
         return create_mixer(**run.config["mixer"], d_model=run.config["d_model"]).double()
 
-    return (_ratio(make, None, seq_len // 2, seq_len, n_draws),)
+    return (_ratio(make, None, seq_len // 2, seq_len, LAYER_DRAWS),)
 
 
 def _ratio(make: Callable[[int], Any], make_input: Any, distance: int, seq_len: int, n_draws: int) -> float:
@@ -111,7 +112,7 @@ def heads(run: Run) -> tuple[float, float, float]:
     return needed, layer["heads"]["0.1"], layer["score_by_heads"]["0"]
 
 
-def held_weights(run: Run, n: int = 4096) -> tuple[float]:
+def held_weights(run: Run) -> tuple[float]:
     """Measure how the error changes if all values but the queried one are drawn anew, with the coefficients held.
 
     Returns:
@@ -125,7 +126,7 @@ def held_weights(run: Run, n: int = 4096) -> tuple[float]:
     from zoo.theory.operator import replayed
 
     task: Any = build_task(run.config)
-    arrays = sample_split(task, "test", n, run.seed)
+    arrays = sample_split(task, "test", HELD, run.seed)
     inputs, labels = arrays["inputs"], arrays["labels"][:, -1]
     keys = inputs[:, :, task.d_value : task.d_value + task.n_keys]
     others = (keys * keys[:, -1:]).sum(2) != 1

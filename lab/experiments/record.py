@@ -123,11 +123,16 @@ def read_records(file: Path) -> dict[str, Record]:
 
 
 def register(spec: Spec, stored: Mapping[str, Any]) -> Record:
-    """Return the record of a prediction before its runs: what is frozen, by its hash, and the commit that has it."""
+    """Return the record of a prediction before its runs: what is frozen, by its hash, and the commit that has it.
+
+    Until there are runs, a prediction whose file was not committed yet is registered anew.
+    """
     file = str(specs.EXPERIMENTS / f"{spec.name}.yaml")
     is_committed = git("status", "--porcelain", "--", file) == "" and git("ls-files", "--", file)
     commit = git("rev-parse", "--short=9", "HEAD") if is_committed else None
-    predicted = stored.get("predicted", {"hash": spec.hash, "commit": commit, "before_runs": False})
+    predicted = stored.get("predicted")
+    if predicted is None or (predicted["commit"] is None and stored["verdict"] == "open"):
+        predicted = {"hash": spec.hash, "commit": commit, "before_runs": False}
     changed_after = predicted["hash"] != spec.hash
     opened = {**_texts(spec), "verdict": "open", "checks": [], "missing": [], **stored}
     return opened | {"predicted": predicted, "changed_after": changed_after}

@@ -41,15 +41,23 @@ def read_rows(text: str, fixed: Mapping[str, Any]) -> list[Row]:
 
 
 def number_of(row: Row, metric: str) -> float:
-    """Return a metric of a run, NaN where it has none."""
+    """Return a metric of a run, NaN if its cell is empty.
+
+    "a / b" is a ratio; "steps" are those to 90 %, or all of a run that got no further; "speed" is one over the steps to
+    90 %, or 0.
+
+    Raises:
+        UnknownColumnError: there is no such column.
+    """
     over, divided, under = metric.partition(" / ")
     if divided:
         above, below = number_of(row, over), number_of(row, under)
         return above / below if below else math.nan
     if metric == "steps":
-        return _number(row["steps_to_90"] or row[STEPS])
+        return _number(row[column(row, "steps_to_90")] or row[column(row, STEPS)])
     if metric == "speed":  # 0 for a run that never gets there
-        return 1 / _number(row["steps_to_90"]) if row["steps_to_90"] else 0.0
+        steps = row[column(row, "steps_to_90")]
+        return 1 / _number(steps) if steps else 0.0
     return _number(row[column(row, metric)])
 
 
@@ -60,7 +68,7 @@ def column(row: Mapping[str, Any], name: str) -> str:
         UnknownColumnError: there is no such column.
     """
     score, at, length = name.partition("@")
-    if length.endswith("x"):
+    if re.fullmatch(r"\d+x", length) and "task.seq_len" in row:
         length = str(int(length[:-1]) * int(row["task.seq_len"]))
     for known in (name, f"test/at_length/{length}/{score}" if at else f"test/{name}"):
         if known in row:

@@ -34,7 +34,7 @@ class Board:
 
     @contextmanager
     def live(self) -> Iterator[None]:
-        """Show the table for the duration, where it can be drawn over: a notebook asks for colours, but cannot."""
+        """Show the live table if the output is a terminal; a notebook asks for colours, but cannot redraw."""
         from rich.live import Live
 
         table = Live(get_renderable=self.table, console=self.console, refresh_per_second=1, transient=True)
@@ -58,14 +58,14 @@ class Board:
 
     def time_left(self) -> str:
         """Estimate the time left from the runs that are done."""
-        took = [outcome.seconds for outcome in self.outcomes.values() if outcome.state != "stopped"]
+        took = [outcome.seconds for outcome in self.outcomes.values() if outcome.state == "done"]
         n_left = len(self.jobs) - len(self.outcomes)
         if not n_left or not took:
             return ""
         return f"about {duration(statistics.mean(took) * math.ceil(n_left / self.n_slots))} left"
 
     def table(self) -> Table:
-        """Return one line per run, up to the height of the terminal: running first, then failed, waiting and done."""
+        """Return one line per run, up to the height of the terminal, in `ORDER`: running first."""
         rows = sorted((self._row(job) for job in self.jobs), key=lambda row: ORDER.index(row[1]))
         rows, everything = rows[: max(4, self.console.height - 8)], rows
         styles = (STYLES.get(row[1]) for row in rows)

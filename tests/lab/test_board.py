@@ -39,6 +39,7 @@ def test_the_table_says_where_each_run_stands(
     said = capsys.readouterr().out
     for line in ("[1/6] done", "[2/6] failed", "ValueError: no", "[3/6] stopped", "test accuracy 0.7500"):
         assert line in said
+    assert board.time_left() == "about 16 s left"  # three runs in two places, as long as the one that is done
     with board.live():
         shown = board.table()
     cells = [list(column.cells) for column in shown.columns]

@@ -548,6 +548,22 @@ def test_a_published_score_is_compared_with_ours(paper: Path) -> None:
     assert words == ["within", "**lower**", "no such mixer here", "within", "**higher**", "not run"]
 
 
+def test_a_paper_keeps_its_record_until_a_run_has_finished(paper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = paper / "out" / papers.STORED
+    kept.parent.mkdir()
+    kept.write_text(before := '{"own": {"checks": []}}')
+    monkeypatch.setattr(papers, "sweep", lambda argv: 130)  # Ctrl-C, before there is a run
+    monkeypatch.setattr(papers, "read_listed", lambda *_: record.Listed("", {}, (), fresh=True))
+    assert papers.main(["own", "--out", str(kept.parent)]) == 130
+    assert kept.read_text() == before
+
+
+@pytest.mark.parametrize("metric", ["accuracy@4x", "accuracy@0.5x", "speed", "steps", "acuracy"])
+def test_a_metric_that_no_run_has_is_one_line(metric: str) -> None:
+    with refused("unknown column"):
+        number_of({"test/accuracy": "0.5", "seed": "0"}, metric)
+
+
 @pytest.mark.parametrize(("argv", "key"), [(["owm"], "own"), (["own", "--setting", "large"], "small")])
 def test_a_paper_that_is_not_there_is_one_line(
     argv: list[str], key: str, paper: Path, capsys: pytest.CaptureFixture[str]

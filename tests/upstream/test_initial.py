@@ -10,7 +10,7 @@ from torch import nn
 from tests.tolerances import assert_close
 from tests.upstream.initial import TABLE, Initial, Law, normal, uniform
 from zoo import Backbone, create_mixer, list_mixers
-from zoo.ops.step_size import draw_step_bias
+from zoo.ops.step_size import draw_dt_bias
 
 
 def assert_drawn(draws: torch.Tensor, law: Law) -> None:
@@ -66,5 +66,5 @@ def test_embeddings_start_as_published() -> None:
 def test_no_step_starts_below_the_floor() -> None:
     """1e-4, `dt_init_floor` of all of mamba's blocks and of GatedDeltaNet."""
     torch.manual_seed(0)
-    dt = torch.nn.functional.softplus(draw_step_bias(100, 1e-7, 1e-5))
+    dt = torch.nn.functional.softplus(draw_dt_bias(100, 1e-7, 1e-5))
     assert_close(dt / 1e-4, np.ones(100))

@@ -14,7 +14,7 @@ from zoo.contract import SequenceMixer
 from zoo.ops.activation import sigmoid_gate, silu
 from zoo.ops.delta_rule import delta_strengths, fed_back_delta_rule, unit_length
 from zoo.ops.precision import Device, DType, accumulator
-from zoo.ops.step_size import draw_rate_log, draw_step_bias
+from zoo.ops.step_size import draw_A_log, draw_dt_bias
 from zoo.validate import head_width, require_positive, require_range
 
 
@@ -96,8 +96,8 @@ class Comba(SequenceMixer):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         with torch.no_grad():
-            self.dt_bias.copy_(draw_step_bias(self.n_heads, self.dt_min, self.dt_max))
-            self.A_log.copy_(draw_rate_log(self.n_heads))
+            self.dt_bias.copy_(draw_dt_bias(self.n_heads, self.dt_min, self.dt_max))
+            self.A_log.copy_(draw_A_log(self.n_heads))
             self.D.fill_(1.0)
             self.feedback.fill_(1.0)
 

@@ -14,7 +14,7 @@ from zoo.ops.activation import silu_gate
 from zoo.ops.delta_rule import delta_inputs, delta_product, delta_strengths, require_stable
 from zoo.ops.log_linear import log_linear_delta_product
 from zoo.ops.precision import Device, DType, accumulator
-from zoo.ops.step_size import draw_rate_log, draw_step_bias
+from zoo.ops.step_size import draw_A_log, draw_dt_bias
 from zoo.validate import head_width, require_positive, require_range, shared_heads
 
 
@@ -133,8 +133,8 @@ class DeltaProduct(SequenceMixer):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         with torch.no_grad():
-            self.dt_bias.copy_(draw_step_bias(self.n_heads, self.dt_min, self.dt_max))
-            self.A_log.copy_(draw_rate_log(self.n_heads))
+            self.dt_bias.copy_(draw_dt_bias(self.n_heads, self.dt_min, self.dt_max))
+            self.A_log.copy_(draw_A_log(self.n_heads))
 
     def rank_law(self, seq_len: int) -> int:
         # n_householder per head for the recurrence; convolution, SiLU and gate act on the channels of the values.

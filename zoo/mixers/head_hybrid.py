@@ -14,7 +14,7 @@ from zoo.contract import SequenceMixer
 from zoo.ops.attention import attend, grow_cache, settle_cache
 from zoo.ops.delta_rule import delta_rule, delta_strengths, require_stable, unit_length
 from zoo.ops.precision import Device, DType, accumulator
-from zoo.ops.step_size import draw_rate_log, draw_step_bias
+from zoo.ops.step_size import draw_A_log, draw_dt_bias
 from zoo.validate import head_width, require_positive, require_range
 
 
@@ -102,8 +102,8 @@ class HeadHybrid(SequenceMixer):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         with torch.no_grad():
-            self.dt_bias.copy_(draw_step_bias(self.n_linear_heads, self.dt_min, self.dt_max))
-            self.A_log.copy_(draw_rate_log(self.n_linear_heads))
+            self.dt_bias.copy_(draw_dt_bias(self.n_linear_heads, self.dt_min, self.dt_max))
+            self.A_log.copy_(draw_A_log(self.n_linear_heads))
 
     def rank_law(self, seq_len: int) -> int:
         return self.n_heads

@@ -16,7 +16,7 @@ from zoo.ops.activation import sigmoid_gate
 from zoo.ops.delta_rule import delta_inputs, require_stable
 from zoo.ops.dplr import dplr
 from zoo.ops.precision import Device, DType, accumulator
-from zoo.ops.step_size import draw_step_bias
+from zoo.ops.step_size import draw_dt_bias
 from zoo.ops.time import without_padding
 from zoo.validate import head_width, require_choice, require_positive, require_range
 
@@ -116,7 +116,7 @@ class KimiDelta(SequenceMixer):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         with torch.no_grad():
-            self.dt_bias.copy_(draw_step_bias(len(self.dt_bias), self.dt_min, self.dt_max))
+            self.dt_bias.copy_(draw_dt_bias(len(self.dt_bias), self.dt_min, self.dt_max))
             self.A_log.uniform_(1, 16).log_()
 
     def rank_law(self, seq_len: int) -> int:

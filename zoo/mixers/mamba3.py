@@ -17,7 +17,7 @@ from zoo.contract import SequenceMixer
 from zoo.ops.activation import heavy_tail, rms_norm, silu_gate
 from zoo.ops.attention import gated_rank
 from zoo.ops.precision import Device, DType, accumulator
-from zoo.ops.step_size import draw_step_bias
+from zoo.ops.step_size import draw_dt_bias
 from zoo.ops.time import without_padding
 from zoo.ops.trapezoid import advance_angles, rotate_pairs, trapezoidal_ssd
 from zoo.validate import require_choice, require_positive, require_range
@@ -138,7 +138,7 @@ class Mamba3(SequenceMixer):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         with torch.no_grad():
-            self.dt_bias.copy_(draw_step_bias(self.n_heads, self.dt_min, self.dt_max))
+            self.dt_bias.copy_(draw_dt_bias(self.n_heads, self.dt_min, self.dt_max))
             for parameter in (self.B_bias, self.C_bias, self.D):
                 parameter.fill_(1.0)
             if self.rank_mix is not None:

@@ -17,7 +17,7 @@ from zoo.contract import SequenceMixer
 from zoo.ops.activation import silu, silu_gate
 from zoo.ops.precision import Device, DType, accumulator, widest
 from zoo.ops.scan import selective_scan
-from zoo.ops.step_size import draw_step_bias
+from zoo.ops.step_size import draw_dt_bias
 from zoo.ops.time import without_padding
 from zoo.validate import require_choice, require_distance, require_positive, require_range
 
@@ -125,7 +125,7 @@ class SelectiveSSM(SequenceMixer):
             self.A_log.copy_(rates.log().expand_as(self.A_log))
             self.D.fill_(1.0)
             self.dt_proj.weight.uniform_(-1, 1).mul_(self.dt_rank**-0.5)
-            self.dt_proj.bias.copy_(draw_step_bias(self.d_inner, self.dt_min, self.dt_max))
+            self.dt_proj.bias.copy_(draw_dt_bias(self.d_inner, self.dt_min, self.dt_max))
 
     def rank_law(self, seq_len: int) -> int:
         # Decay, convolution and gate act on the channels between two fixed projections.

@@ -17,7 +17,7 @@ from zoo.ops.activation import silu, silu_gate
 from zoo.ops.log_linear import log_linear_ssd
 from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.ssd import ssd
-from zoo.ops.step_size import draw_step_bias
+from zoo.ops.step_size import draw_dt_bias
 from zoo.ops.time import without_padding
 from zoo.validate import require_choice, require_positive, require_range
 
@@ -162,7 +162,7 @@ class SSD(SequenceMixer):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         with torch.no_grad():
-            self.dt_bias.copy_(draw_step_bias(self.n_heads, self.dt_min, self.dt_max))
+            self.dt_bias.copy_(draw_dt_bias(self.n_heads, self.dt_min, self.dt_max))
             self.A_log.uniform_(*self.rates).log_()
             self.D.fill_(1.0)
 

@@ -10,8 +10,8 @@ contiguous in memory and across the threads; a thread has four consecutive state
 bring in one piece. All loads of a chunk come before its first store, and are under way at once: stores may alias, and
 nothing could be moved over them.
 
-Where batch and channels alone do not fill a device, time is split into segments. What each adds to an empty state is
-then computed first, and every program begins with the sum of those before it.
+Where batch and channels alone do not fill a device, time is split into segments. A first kernel computes each segment's
+final state from an empty one; every program then begins with what those before it add up to.
 
 Sums over channels (the gradients of B and C) are written per block of channels, in the type of B and C, and added
 afterwards, in a fixed order: the same numbers every time. States, sums and decays are float32 whatever the inputs are.
@@ -70,7 +70,7 @@ def backward_tile(d_state: int) -> Tile:
 def segment_length(batch: int, seq_len: int, d_inner: int, tile: Tile) -> int:
     """Return the positions of a segment: whole chunks, all of the sequence where it need not be split."""
     warps = batch * triton.cdiv(d_inner, tile.channels) * tile.warps
-    segments = max(1, min(MANY_WARPS // warps, seq_len // SEGMENT)) if warps < FEW_WARPS else 1
+    segments = max(1, min(MANY_WARPS // warps, seq_len // SEGMENT)) if 0 < warps < FEW_WARPS else 1
     return CHUNK * triton.cdiv(triton.cdiv(seq_len, segments), CHUNK)
 
 
@@ -85,7 +85,7 @@ def chunk_length(batch: int, d_inner: int, d_state: int, seq_len: int) -> int:
 @triton.jit
 @no_type_check
 def _load(pointers, mask, FULL: tl.constexpr):
-    """Return where every element exists, comparisons would only cost instructions."""
+    """Load as float32; without a mask if no element is missing, which saves the comparisons."""
     if FULL:
         values = tl.load(pointers)
     else:
@@ -130,8 +130,8 @@ def _advance(h, xs, dts, Bs, A2):
 
 @triton.jit
 @no_type_check
-def _arriving(
-    first_ptr, alone_ptr, passed_ptr, row, segment, segments, batch, d, n, real, states, A2,
+def _entering_state(
+    first_ptr, finals_ptr, dt_sums_ptr, row, segment, segments, batch, d, n, real, states, A2,
     d_inner: tl.constexpr, d_state: tl.constexpr, BACKWARDS: tl.constexpr,
 ):  # fmt: skip
     """Return what enters a segment, h, or g if BACKWARDS: `first` at the end, decayed, and what the others add."""
@@ -139,16 +139,18 @@ def _arriving(
     before = segments - 1 - segment if BACKWARDS else segment
     for step in range(before):
         at = tl.cast(segments - 1 - step if BACKWARDS else step, tl.int64) * batch + row
-        passed = tl.load(passed_ptr + at * d_inner + d, mask=real, other=0.0)
-        alone = tl.load(alone_ptr + at * d_inner * d_state + n[:, None] * d_inner + d[None, :], mask=states, other=0.0)
-        state = tl.exp2(passed[None, :] * A2) * state + alone
+        dt_sum = tl.load(dt_sums_ptr + at * d_inner + d, mask=real, other=0.0)
+        finals = tl.load(
+            finals_ptr + at * d_inner * d_state + n[:, None] * d_inner + d[None, :], mask=states, other=0.0
+        )
+        state = tl.exp2(dt_sum[None, :] * A2) * state + finals
     return state
 
 
 @triton.jit
 @no_type_check
-def _alone(
-    x_ptr, dt_ptr, A_ptr, B_ptr, alone_ptr, passed_ptr,
+def _segment_finals(
+    x_ptr, dt_ptr, A_ptr, B_ptr, finals_ptr, dt_sums_ptr,
     batch, seq_len, segment_len, d_inner: tl.constexpr, d_state: tl.constexpr, BACKWARDS: tl.constexpr,
     STEPS: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
@@ -166,7 +168,7 @@ def _alone(
     end = tl.minimum(begin + segment_len, seq_len)
     parts = tl.cdiv(end - begin, STEPS)
     h = tl.zeros([STATES, CHANNELS], tl.float32)
-    passed = tl.zeros([CHANNELS], tl.float32)
+    dt_sum = tl.zeros([CHANNELS], tl.float32)
     for index in range(parts):
         here = begin + (parts - 1 - index if BACKWARDS else index) * STEPS
         left = tl.full([1], end - here, tl.int32)
@@ -180,16 +182,16 @@ def _alone(
         else:
             h = _advance(h, xs, dts, Bs, A2)[STEPS]
         for step in tl.static_range(STEPS):
-            passed += dts[step]
+            dt_sum += dts[step]
     at = tl.cast(segment, tl.int64) * batch + row
-    tl.store(alone_ptr + at * d_inner * d_state + n[:, None] * d_inner + d[None, :], h, mask=states)
-    tl.store(passed_ptr + at * d_inner + d, passed, mask=real)
+    tl.store(finals_ptr + at * d_inner * d_state + n[:, None] * d_inner + d[None, :], h, mask=states)
+    tl.store(dt_sums_ptr + at * d_inner + d, dt_sum, mask=real)
 
 
 @triton.jit
 @no_type_check
 def _forward(
-    x_ptr, dt_ptr, A_ptr, B_ptr, C_ptr, state_ptr, alone_ptr, passed_ptr, y_ptr, final_ptr, entering_ptr,
+    x_ptr, dt_ptr, A_ptr, B_ptr, C_ptr, state_ptr, finals_ptr, dt_sums_ptr, y_ptr, final_ptr, entering_ptr,
     batch, seq_len, segment_len, d_inner: tl.constexpr, d_state: tl.constexpr,
     CHUNK: tl.constexpr, STEPS: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
@@ -205,8 +207,9 @@ def _forward(
     t = tl.arange(0, STEPS)
     A2 = tl.load(A_ptr + of_channel, mask=states, other=0.0) * _LOG2_E  # exp(dt A) = 2^(dt A2): one instruction
     segment, segments = tl.program_id(1), tl.num_programs(1)
-    h = _arriving(
-        state_ptr, alone_ptr, passed_ptr, row, segment, segments, batch, d, n, real, states, A2, d_inner, d_state, False
+    h = _entering_state(
+        state_ptr, finals_ptr, dt_sums_ptr, row, segment, segments, batch, d, n, real, states, A2, d_inner, d_state,
+        False,
     )  # fmt: skip
     begin = segment * segment_len
     end = tl.minimum(begin + segment_len, seq_len)
@@ -235,7 +238,7 @@ def _forward(
 @triton.jit
 @no_type_check
 def _backward(
-    grad_y_ptr, grad_final_ptr, x_ptr, dt_ptr, A_ptr, B_ptr, C_ptr, entering_ptr, alone_ptr, passed_ptr,
+    grad_y_ptr, grad_final_ptr, x_ptr, dt_ptr, A_ptr, B_ptr, C_ptr, entering_ptr, finals_ptr, dt_sums_ptr,
     grad_x_ptr, grad_dt_ptr, grad_A_ptr, grad_B_ptr, grad_C_ptr, grad_state_ptr,
     batch, seq_len, segment_len, d_inner: tl.constexpr, d_state: tl.constexpr,
     PARTS: tl.constexpr, STEPS: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, FULL: tl.constexpr,
@@ -258,9 +261,9 @@ def _backward(
     t = tl.arange(0, STEPS)
     A2 = tl.load(A_ptr + of_channel, mask=states, other=0.0) * _LOG2_E
     segment, segments = tl.program_id(1), tl.num_programs(1)
-    g = _arriving(
-        grad_final_ptr, alone_ptr, passed_ptr, row, segment, segments, batch, d, n, real, states, A2, d_inner, d_state,
-        True,
+    g = _entering_state(
+        grad_final_ptr, finals_ptr, dt_sums_ptr, row, segment, segments, batch, d, n, real, states, A2, d_inner,
+        d_state, True,
     )  # fmt: skip
     grad_A = tl.zeros([STATES, CHANNELS], tl.float32)
     x_ptr += row * seq_len * d_inner
@@ -348,11 +351,11 @@ def scan_backward(
     blocks = triton.cdiv(d_inner, tile.channels)
     grad_y, grad_final, x, dt, A, entering = (t.contiguous() for t in (grad_y, grad_final, x, dt, A, entering))
     wide_B, wide_C = B.float().contiguous(), C.float().contiguous()
-    alone, passed = _segments(grad_y, dt, A, wide_C, tile, STEPS_BACKWARD, backwards=True)
-    inputs = grad_y, grad_final, x, dt, A, wide_B, wide_C, entering, alone, passed
+    finals, dt_sum = _segments(grad_y, dt, A, wide_C, tile, STEPS_BACKWARD, backwards=True)
+    inputs = grad_y, grad_final, x, dt, A, wide_B, wide_C, entering, finals, dt_sum
     grad_x, grad_dt = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, dt))
     # Shares that are summed afterwards: atomic additions would come in another order each time.
-    of_A = A.new_empty(len(alone), batch, d_state, d_inner)
+    of_A = A.new_empty(len(finals), batch, d_state, d_inner)
     of_B, of_C = (t.new_empty(blocks, batch, seq_len, d_state) for t in (B, C))
     grad_state = A.new_empty(batch, d_inner, d_state)
     outputs = grad_x, grad_dt, of_A, of_B, of_C, grad_state
@@ -370,11 +373,13 @@ def _segments(
     """
     batch, seq_len, d_inner = x.shape
     segments = triton.cdiv(seq_len, segment_length(batch, seq_len, d_inner, tile))
-    alone = A.new_empty(segments, batch, A.shape[1], d_inner)
-    passed = A.new_empty(segments, batch, d_inner)
+    finals = A.new_empty(segments, batch, A.shape[1], d_inner)
+    dt_sum = A.new_empty(segments, batch, d_inner)
     if segments > 1:
-        _launch(_alone, tile, x.shape, A.shape[1], x, dt, A, B, alone, passed, STEPS=steps, BACKWARDS=backwards)
-    return alone, passed
+        _launch(
+            _segment_finals, tile, x.shape, A.shape[1], x, dt, A, B, finals, dt_sum, STEPS=steps, BACKWARDS=backwards
+        )
+    return finals, dt_sum
 
 
 def _launch(kernel: Any, tile: Tile, shape: torch.Size, d_state: int, *tensors: Tensor, **more: int) -> None:

@@ -143,9 +143,10 @@ _I, _F, _Z, _O, _M, _N, _C, _H, _FORGETS, _ROWS = range(10)
 
 @compiled
 def _step(w: Any) -> None:
-    """Return, from log i, the logits of f, z and o, and m, n and c: i, f, tanh(z), sigmoid(o), the next m, n, c and h.
+    """Advance one position in place.
 
-    And sigmoid(-f) of f's logit, the slope of its logarithm.
+    Rows on entry: log i, the logits of f, z and o, and m, n, c. On exit: i, f, tanh(z), sigmoid(o), m, n, c, h, and
+    sigmoid(-logit) of f's logit, the slope of log f.
     """
     for k in range(_WIDTH):
         log_i, logit = w[_I, k], w[_F, k]

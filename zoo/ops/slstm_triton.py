@@ -63,7 +63,7 @@ def _tanh(z):
 @triton.jit
 @no_type_check
 def _step(log_i, f, m):
-    """Return the two gates, divided by the larger one's exponential, and their logarithms."""
+    """Return i and f over exp(m), then log f + the previous m, and m, the larger of that and log i."""
     log_kept = _log_sigmoid(f) + m
     largest = tl.maximum(log_i, log_kept, propagate_nan=tl.PropagateNan.ALL)
     return tl.exp(log_i - largest), tl.exp(log_kept - largest), log_kept, largest
@@ -239,6 +239,7 @@ def backward(
 
 
 def _moving(u: Tensor, valid: Tensor | None) -> Tensor:
+    # An argument of a kernel cannot be None: without `valid` RAGGED is false, and this is never read.
     return u if valid is None else valid.contiguous().view(torch.uint8)
 
 

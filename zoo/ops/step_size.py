@@ -1,4 +1,4 @@
-"""Where the step sizes and rates of selective state space models start."""
+"""Initial step sizes dt and decay rates A of selective state space models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FLOOR = 1e-4
 _RATE_MAX = 16
 
 
-def draw_step_bias(count: int, dt_min: float, dt_max: float) -> Float[Tensor, " count"]:
+def draw_dt_bias(count: int, dt_min: float, dt_max: float) -> Float[Tensor, " count"]:
     """Draw biases, softplus(b) log-uniform in [dt_min, dt_max] and >= 1e-4 (Gu and Dao 2312.00752, section 3.6).
 
     Drawn from torch's generator.
@@ -22,8 +22,8 @@ def draw_step_bias(count: int, dt_min: float, dt_max: float) -> Float[Tensor, " 
     return dt + torch.log(-torch.expm1(-dt))  # inverse softplus
 
 
-def draw_rate_log(count: int) -> Float[Tensor, " count"]:
-    """Draw logarithms of rates uniform in (0, 16], as gated delta nets start (2412.06464): zero has no logarithm.
+def draw_A_log(count: int) -> Float[Tensor, " count"]:
+    """Draw log A, A uniform in (0, 16] as in gated delta nets (2412.06464); zero, which has no logarithm, is left out.
 
     Drawn from torch's generator.
     """

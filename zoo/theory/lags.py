@@ -67,6 +67,9 @@ def _check_system(A: Tensor, B: Tensor, C: Tensor, seq_len: int) -> None:
             "lag_operators: A must be (d_state,) or (d_state, d_state), B (d_state, d_in), C (d_out, d_state), "
             f"got {tuple(A.shape)}, {tuple(B.shape)}, {tuple(C.shape)}"
         )
+    for name, t in (("A", A), ("B", B), ("C", C)):
+        if not t.isfinite().all():  # LAPACK may crash on NaN
+            raise ValueError(f"lag_operators: {name} must be finite")
     poles = A if A.ndim == 1 else torch.linalg.eigvals(A.to(torch.complex128))
     radius = poles.abs().max().item() if d_state else 0.0
     if not radius <= 1 + ROUNDOFF:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from zoo.mixers.attention import Attention
 from zoo.theory.convert import with_parameters
-from zoo.theory.lags import check_lags, head_count, scaled
+from zoo.theory.lags import check_lags, head_count, scaled, weighted_rows
 from zoo.validate import require_real
 
 LEAST_MARGIN = {torch.float64: 1e-3, torch.float32: 3e-2}
@@ -243,11 +243,10 @@ def softmax_floor(lags: Float[Tensor, "seq_len d_out d_in"]) -> float:
     check_lags("softmax_floor", lags)
     stack = scaled(lags).flatten(1)
     seq_len = len(stack)
-    pairs = torch.arange(seq_len, 0, -1, dtype=torch.float64, device=lags.device)
-    energy = (pairs * stack.square().sum(1)).sum()
+    energy = weighted_rows(stack).square().sum()
     if not energy > 0:
         raise ValueError("softmax_floor: the map's output is zero, its relative error is undefined")
     reached = stack.cumsum(0)
-    spread = 1 / pairs.flip(0)[:, None]
+    spread = 1 / torch.arange(1, seq_len + 1, dtype=torch.float64, device=lags.device)[:, None]
     shared = (spread * reached).sum(0) / spread.sum()
     return ((spread * (reached - shared).square()).sum() / energy).item()

@@ -32,10 +32,11 @@ class Progress(Callback):
         self.every = every
         self._bar: Any = None
         self._title = TITLE
+        self._level = logging.NOTSET
         self._handler = logging.Handler()
-        self._handler.emit = lambda record: self._entitle(record.getMessage())
+        self._handler.emit = lambda record: self._set_title(record.getMessage())
 
-    def _entitle(self, title: str) -> None:
+    def _set_title(self, title: str) -> None:
         if title != self._title:
             self._title = title
             self._bar.set_description(title)
@@ -56,12 +57,13 @@ class Progress(Callback):
             disable=not trainer.is_global_zero,
         )
         OPS.addHandler(self._handler)
+        self._level = OPS.level
         OPS.setLevel(logging.INFO)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._entitle(TITLE)
+        self._set_title(TITLE)
         done = trainer.global_step - self._bar.n
         if done and trainer.global_step % self.every == 0:
             metrics = trainer.callback_metrics
@@ -79,5 +81,5 @@ class Progress(Callback):
     def _close(self) -> None:
         if self._bar is not None:
             OPS.removeHandler(self._handler)
-            OPS.setLevel(logging.NOTSET)
+            OPS.setLevel(self._level)
             self._bar.close()
