@@ -239,7 +239,7 @@ def chunked() -> Iterator[Section]:
     section = Section(
         f"batch {batch}, length {seq_len}, {heads} heads of keys and values of width {width}. Ours computes products in"
         " the numbers of the column and states in float32. fla's kernels are made for bfloat16, and both get inputs in"
-        " it there. The last column says that both compute the same map."
+        " it there. The last column shows that both compute the same map."
         f"{_absent([f'fla ({name})' for name in missing])}"
     )
     columns = ["ours ms", "fla ms", "fla / ours", "memory / floor", "fla's", "difference"]
@@ -481,7 +481,7 @@ def compiled() -> Iterator[Section]:
 
 def graphs() -> Iterator[Section]:
     """Capture a training step of each mixer as a CUDA graph, in a process of its own: a failure spoils all after it."""
-    section = Section("The steps above, each captured as one CUDA graph and replayed.")
+    section = Section("A training step as above, captured as one CUDA graph and replayed.")
     table = Table("", ["mixer", "ms as a graph", "why not"])
     section.tables.append(table)
     for name in list_mixers():

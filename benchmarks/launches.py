@@ -1,4 +1,4 @@
-"""Count the operations of each mixer on meta tensors, which take the road of CUDA: `docs/launches.md`.
+"""Count the operations of each mixer on meta tensors, for which the code of CUDA runs: `docs/launches.md`.
 
     python benchmarks/launches.py [--only MIXER ...]
 
@@ -90,9 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     lines += [
         f"Operations of one layer that compute something, at batch {BATCH} and d_model {D_MODEL:,}, counted on meta"
     ]
-    lines += ["tensors, which take the road of CUDA. A Triton kernel of the zoo or a kernel of cuDNN is one operation;"]
-    lines += ["so is FlexAttention in forgetting_attention, with some twenty small operations around its kernel."]
-    lines += ["The columns name the direction and the number of positions.", ""]
+    lines += ["tensors, for which the code of CUDA runs. A Triton kernel of the zoo or a kernel of cuDNN is one"]
+    lines += ["operation; so is FlexAttention in forgetting_attention, with some twenty small operations around its"]
+    lines += ["kernel. The columns name the direction and the number of positions.", ""]
     write_atomically(PAGE, "\n".join([*lines, *render_table(table)]))
     return 0
 

@@ -19,7 +19,7 @@ usage: python -m lab VERB ...
 
   experiments  judge the experiments of configs/experiment/ by their runs; write docs/results.md
   leaderboard  run the cells that the leaderboard lacks, mixers against tasks, and write its pages
-  pages        render the pages whose numbers come from docs/results.json: README.md, docs/findings.md, docs/results.md
+  pages        render the pages whose numbers come from records: README.md, docs/{findings,results,choosing,papers}.md
   reproduce    run a paper's recipe, and write its published scores and ours to docs/papers.md
 
 `python -m lab VERB --help` says more. Runs are made by train.py and sweep.py, and compared by `python -m zoo compare`.

@@ -64,8 +64,9 @@ def _plots(verdict: Verdict) -> dict[str, Panel]:
 def claims_page() -> str:
     """Return docs/claims.md: every claim by the papers that its source names, without measuring anything."""
     intro = (
-        "What `zoo claims` measures, by paper. Each claim says what would refute it; a slogan is often said and false. "
-        "`zoo claims NAME` measures one, `zoo claims --paper NUMBER` those of a paper."
+        "The predictions that `zoo claims` measures, by paper. Each says what would refute it. A slogan is a statement "
+        "that is often made, and that its measurement refutes. `zoo claims NAME` measures one, "
+        "`zoo claims --paper NUMBER` those of a paper."
     )
     lines = ["# Claims", "", intro, ""]
     for paper, names in claims_by_paper().items():
