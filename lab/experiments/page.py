@@ -24,6 +24,7 @@ Value = TypeVar("Value")
 TEMPLATES = ROOT / "docs" / "templates"
 DROPPED = ROOT / "docs" / "results" / "dropped.yaml"
 _LABELS = {
+    "relative_squared_error / bound": "error / bound",
     "accuracy": "test accuracy",
     "relative_squared_error": "relative squared error",
     "bits_per_token": "test bits per symbol",

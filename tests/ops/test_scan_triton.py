@@ -127,8 +127,8 @@ forward, backward = scan_triton.forward_tile(16), scan_triton.backward_tile(16)
 for kernel, tile, steps in (
     (scan_triton._forward, forward, dict(STEPS=scan_triton.STEPS, CHUNK=scan_triton.CHUNK)),
     (scan_triton._backward, backward, dict(STEPS=scan_triton.STEPS_BACKWARD, PARTS=2)),
-    (scan_triton._alone, forward, dict(STEPS=scan_triton.STEPS, BACKWARDS=False)),
-    (scan_triton._alone, backward, dict(STEPS=scan_triton.STEPS_BACKWARD, BACKWARDS=True)),
+    (scan_triton._segment_finals, forward, dict(STEPS=scan_triton.STEPS, BACKWARDS=False)),
+    (scan_triton._segment_finals, backward, dict(STEPS=scan_triton.STEPS_BACKWARD, BACKWARDS=True)),
 ):
     constants = dict(sizes, STATES=tile.states, CHANNELS=tile.channels, **steps)
     ptx = compile_kernel(kernel, "bf16", constants, num_warps=tile.warps)
