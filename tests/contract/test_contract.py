@@ -55,8 +55,12 @@ HELD = (
     "parameters_trained deep_copy state_dict float32 bfloat16 operator"
 )
 """Properties of `zoo.check`; the tests below ask more about padding, lengths and compilers."""
-OF_EACH_KIND = ("inputs_unchanged", "one_by_one", "float32", "deep_copy", "state_dict")
-"""Properties of the base class: the default run asks one mixer for each kind of state."""
+OF_EACH_KIND = (
+    *("causality", "rows_independent"),
+    *("inputs_unchanged", "one_by_one", "float32", "deep_copy", "state_dict"),
+)
+"""Two properties of the reference, which each mixer equals (it is causal and sees one row), and those of the base
+class: the default run asks one mixer for each kind of state."""
 HELD_BY_DEFAULTS = ("deterministic", "no_global_draws", "eval_without_dropout", "lengths", "tiny_inputs", "pickled")
 
 
