@@ -33,7 +33,7 @@ from zoo.pages import SECTIONS, options  # noqa: E402
 from zoo.registry import MIXERS, create_mixer, list_mixers  # noqa: E402
 from zoo.report.files import write_atomically  # noqa: E402
 from zoo.theory import complexity, gradient_profile  # noqa: E402
-from zoo.theory.explorer import DECADES, reading, short  # noqa: E402
+from zoo.theory.explorer import DECADES, explorer_data, rounded  # noqa: E402
 from zoo.theory.gradients import spaced  # noqa: E402
 from zoo.theory.measure import state_bytes  # noqa: E402
 from zoo.theory.spectra import read_spectrum  # noqa: E402
@@ -125,7 +125,7 @@ def variant(name: str, given: dict[str, int]) -> dict[str, Any]:
         "state_bytes": [state_bytes(long, length) for length in STATE_LENGTHS],
         "predicted": layer.predicted_rank(SEQ_LEN),
         "gradient": [
-            [int(tau), short(value)]
+            [int(tau), rounded(value)]
             for tau, value in zip(profile.distances.tolist(), profile.median.tolist(), strict=True)
         ],
         "inputs": found,
@@ -135,7 +135,7 @@ def variant(name: str, given: dict[str, int]) -> dict[str, Any]:
 def at_input(layer: SequenceMixer, x: Tensor) -> dict[str, Any]:
     """Return what the layer reads at an input, and the heads that copy its operator."""
     read = read_spectrum(layer, x)
-    return {"rank": read.rank, "heads": [*read.heads.values()]} | reading(layer, x, read)
+    return {"rank": read.rank, "heads": [*read.heads.values()]} | explorer_data(layer, x, read)
 
 
 def limited(name: str, length: int) -> dict[str, int]:
@@ -157,9 +157,9 @@ def cost(name: str) -> dict[str, float]:
     before, after = step[1] - step[0], step[2] - step[1]
     held = complexity(layer, COST_LENGTHS[1:], repeats=1).bytes
     return {
-        "forward": short(math.log2(forward[2] / forward[1])),
-        "backward_memory": short(math.log2(held[1] / held[0])) if held[0] else 0.0,
-        "decode": short(math.log2(after / before)) if min(before, after) > 0 else 0.0,
+        "forward": rounded(math.log2(forward[2] / forward[1])),
+        "backward_memory": rounded(math.log2(held[1] / held[0])) if held[0] else 0.0,
+        "decode": rounded(math.log2(after / before)) if min(before, after) > 0 else 0.0,
     }
 
 

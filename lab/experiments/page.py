@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from lab.experiments.probes import PROBES
-from lab.experiments.rows import Row, UnknownColumnError, describe, group, median_of, number_of, select, short
+from lab.experiments.rows import Row, UnknownColumnError, describe, group, median_of, number_of, option_name, select
 from lab.experiments.spec import ROOT, Spec, read_spec
 from lab.view.cells import task_names
 from lab.view.leaderboard import Board, groups_of
@@ -80,7 +80,7 @@ def _panel(plot: Mapping[str, Any], title: str, rows: Sequence[Row]) -> Panel:
             curves += [_curve(label, bound, "beneath") for label, bound in shown.items()]
     return Panel(
         title,
-        _LABELS.get(x, short(x)),
+        _LABELS.get(x, option_name(x)),
         str(_LABELS.get(score, score)),
         tuple(curves),
         log_x="x" in log,

@@ -178,9 +178,9 @@ def describe(values: Mapping[str, Any]) -> str:
     'ssd, init=recall'
     """
     shown = {key: text for key, value in values.items() if (text := plain(value)) not in ("", "none")}
-    return ", ".join(text if key.endswith(".name") else f"{short(key)}={text}" for key, text in shown.items())
+    return ", ".join(text if key.endswith(".name") else f"{option_name(key)}={text}" for key, text in shown.items())
 
 
-def short(name: str) -> str:
+def option_name(name: str) -> str:
     """Return an option's name without its group."""
     return name.removeprefix("mixer.").removeprefix("task.")

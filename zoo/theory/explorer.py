@@ -27,7 +27,7 @@ DECADES = 4
 _MOST_HEADS, _MOST_OPERATORS, _LEAST_ERROR = 8, 64, 1e-6
 
 
-def reading(layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"], read: SpectrumRead) -> dict[str, Any]:
+def explorer_data(layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"], read: SpectrumRead) -> dict[str, Any]:
     """Return what the layer reads at an input, its spectrum, and the error of its best H operators, H = 1, 2, ...
 
     Args:
@@ -44,14 +44,14 @@ def reading(layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"], read: Spect
     values = read.values.double() / (float(read.values[0]) or 1.0)
     left = [error for error in tail_energies(values).sqrt()[1:].tolist() if error > _LEAST_ERROR]
     return {
-        "spectrum": [*map(short, values[: min(read.rank, _MOST_OPERATORS)].tolist())],
-        "errors": [short(error) for error in [*left, 0.0][:_MOST_OPERATORS]],
+        "spectrum": [*map(rounded, values[: min(read.rank, _MOST_OPERATORS)].tolist())],
+        "errors": [rounded(error) for error in [*left, 0.0][:_MOST_OPERATORS]],
         "norms": _packed(operator_norms(layer, x)),
         "weights": [_packed(each.abs()) for each in weights] if len(weights) <= _MOST_HEADS else [],
     }
 
 
-def short(value: float) -> float:
+def rounded(value: float) -> float:
     """Return a number to three digits."""
     return float(f"{float(value):.3g}")
 

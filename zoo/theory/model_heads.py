@@ -21,7 +21,7 @@ from zoo.backbone import Backbone
 from zoo.blocks import ResidualBlock, Stack
 from zoo.contract import SequenceMixer
 from zoo.theory.channels import EXACT_SIZE
-from zoo.theory.explorer import reading
+from zoo.theory.explorer import explorer_data
 from zoo.theory.gradients import Gradient, fitted, profile_at
 from zoo.theory.layers import layer_inputs, streams
 from zoo.theory.operator import interaction
@@ -157,7 +157,7 @@ def measure_heads(
         name, mixer, x = layers[at]
         progress(name, "spectrum")
         read = read_spectrum(mixer, x[:1])
-        explored = reading(mixer, x[:1, :EXPLORED], read) if explore else None
+        explored = explorer_data(mixer, x[:1, :EXPLORED], read) if explore else None
         progress(name, "state size")
         state_size = None if read.rank is None else _state_size(mixer, x[:1])
         progress(name, "gradient")

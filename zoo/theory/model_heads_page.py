@@ -10,7 +10,7 @@ from zoo.report.files import as_json
 from zoo.report.numbers import NOTHING
 from zoo.report.page import Column, Page, as_html
 from zoo.theory.columns import HEADS, or_nothing, rank_text, rate_text, remarks, spectrum_record
-from zoo.theory.explorer import DECADES, short
+from zoo.theory.explorer import DECADES, rounded
 from zoo.theory.gradients import GRADIENT_SKETCH, WIDE
 from zoo.theory.model_heads import EXPLORED, KEPT, LayerHeads
 
@@ -99,10 +99,10 @@ def _item(row: LayerHeads, reading: Reading) -> dict[str, Any]:
     """Return a layer for the explorer."""
     profile = row.gradient.profile
     pairs = zip(profile.distances.tolist(), profile.median.tolist(), strict=True)
-    gradient = [(tau, short(value)) for tau, value in pairs]
+    gradient = [(tau, rounded(value)) for tau, value in pairs]
     variant: dict[str, Any] = {"option": "", "gradient": gradient, "inputs": {reading.where: row.explored}}
     if row.cut is not None:
-        scores = [(count, short(score)) for count, score in sorted(row.cut.scores.items())]
+        scores = [(count, rounded(score)) for count, score in sorted(row.cut.scores.items())]
         variant["cut"] = {"whole": row.cut.whole, "chance": reading.chance, "scores": scores}
     return {"name": row.name, "variants": [variant]}
 
