@@ -240,7 +240,8 @@ marks say nothing about those. A mark is about this contract, and a package may 
 asks for; each ✗ is explained below. Findings are about the versions above; later ones may differ.
 `zoo check` does the same for any module; this project's own mixers pass the same suite.
 
-Of fla the table has the recurrent forms in `naive.py`; its chunked forms, kernels and layers are not in it.
+Of fla the table has ten of the recurrent forms in its files `naive.py`; the others, its chunked forms, kernels and
+layers are not in it.
 
 ✓ holds, ✗ does not, – does not apply (the module has no such thing, or nobody marked its coefficients).
 """

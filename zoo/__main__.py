@@ -279,7 +279,8 @@ def _mixers(arguments: argparse.Namespace) -> int:
 
     entry = MIXERS.entry(name)
     published = f", {entry.year} [{entry.source}]" if entry.year else ""
-    print(f"{name}: {MIXERS.summary(name)}\n{entry.family}{published}\n")
+    used = f"\nused by {entry.models}" if entry.models else ""
+    print(f"{name}: {MIXERS.summary(name)}\n{entry.family}{published}{used}\n")
     print(f"{inspect.getdoc(MIXERS[name])}\n")
     found = [option for option in options(name) if option.name != "d_model"]
     print("options:" if found else "no options")

@@ -107,7 +107,7 @@ _BUILT_IN = (
             "attention whose keys and values come from one small vector each",
             2024,
             "2405.04434",
-            models="DeepSeek-V3, Kimi K2",
+            models="DeepSeek-V3, Kimi K2, Kimi Linear",
         ),
         dsa=Mixer(
             "SparseLatentAttention",

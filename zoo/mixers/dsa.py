@@ -38,7 +38,7 @@ class SparseLatentAttention(LatentAttention):
     n_index_heads d_index products for each pair of positions, so that its work grows with the square of the length. On
     a CPU at d_model 256 the layer without gradients takes as long as `attention` at 4,096 positions and three quarters
     of its time at 8,192. A training step is slower, 1.6 and 1.15 times at these lengths: it gathers chosen positions
-    again in the backward pass, and trains the index. torch's fused attention of `mla` is faster at both lengths.
+    again in the backward pass, and trains the index. torch's fused attention of `mla` is faster at 4,096.
 
     Training. A choice has no gradient, so the output trains everything but the index. The index has a loss of its own,
     `own_loss`: the mean over positions i of KL(p_i || softmax(I_i)) over S_i. The target p_i is the mean of the heads'

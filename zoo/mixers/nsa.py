@@ -37,10 +37,11 @@ class NativeSparseAttention(SequenceMixer):
         w_i    = softmax attention to the last `window` positions
         y_i    = out_proj(g^c_i c_i + g^f_i f_i + g^w_i w_i)         g = sigmoid(W_g x_i), three numbers for each head
 
-    Before the end of the first block c is zero. Pairs of a query and a block are sorted by block and computed as matrix
-    products of equal size, so that the work for f and w grows linearly with the length; that for c grows with length
-    squared over block_size. Keys are trained through the three softmaxes; the choice itself has no gradient, and
-    rounding may decide otherwise between blocks that score nearly alike.
+    Before the end of the first block c is zero; the last block may be short, and f sees a sequence of at most top_k
+    blocks whole. Pairs of a query and a block are sorted by block and computed as matrix products of equal size, so
+    that the work for f and w grows linearly with the length; that for c grows with length squared over block_size. Keys
+    are trained through the three softmaxes; the choice itself has no gradient, and rounding may decide otherwise
+    between blocks that score nearly alike.
 
     Coefficients. Queries and keys, from which the choice of blocks follows, and the gates. The values and their means
     are linear, so that the offset is zero.
