@@ -70,9 +70,8 @@ def whole_layers(sizes: Sizes) -> Section:
         " transformers is DeepSeek-V3, DeepSeek-V3.2 (64 positions chosen) and MiniMax, whose softmax is"
         " torch's fused kernel, as ours is. titans-pytorch runs a linear memory with a gradient step per position. The"
         " blocks of native-sparse-attention-pytorch are ours: 32 positions, four for a query, a window of 64. The last"
-        " two are measured if they are installed. Of lightning attention's time about half are the five projections,"
-        " the same on both sides, and a third of the rest would have to go for a ratio of 1.5. Memory is that of"
-        " forward + backward above the inputs."
+        " two are measured if they are installed. The projections, which both sides have, are a large part of lightning"
+        " attention's time and bound its ratio. Memory is that of forward + backward above the inputs."
     )
     table = _table("layer")
     for name in layers.available():

@@ -152,13 +152,16 @@ def kept(name: str, options: dict[str, Any], asked: int) -> list[Cell]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure every task and write the tables."""
-    from tasks import list_tasks, task_class
+    from tasks import task_class
+    from tasks.registry import TASKS
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="only these; the table is not written then")
     only = parser.parse_args(argv).tasks
-    if unknown := sorted(set(only) - set(list_tasks())):
-        parser.error(f"no such task: {', '.join(unknown)}; choose from: {', '.join(list_tasks())}")
+    try:
+        only = [TASKS.check(name) for name in only]
+    except ValueError as error:
+        parser.error(str(error))
     speed = "/s (per CPU s)"
     in_memory = Table("Drawn in memory", ["task", "length", "examples", f"drawn, {speed}", "asked for", "met"])
     columns = ["task", "length", "examples", f"into the cache, {speed}", "asked for"]

@@ -19,7 +19,7 @@ NAMING = {"mixer.name": "mixer", "task.name": "task", "seed": "seed"}
 
 
 def compared_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that decide a run's result, by heading: its flag, after `model.` if that has no group."""
+    """Return the options that decide a run's result, by heading: the flag, `model.` before one without a group."""
     options = deciding_options(config)
     named = {heading: options.pop(key) for key, heading in NAMING.items()}
     return {key: short(value) if isinstance(value, str) else value for key, value in named.items()} | {

@@ -10,14 +10,13 @@ import torch
 
 @contextmanager
 def seeded(seed: int = 0) -> Iterator[None]:
-    """Run with torch's global generators at a seed: the CPU's, and those of CUDA devices if CUDA is in use.
+    """Run with torch's global generators at a seed: the CPU's, and those of devices in use.
 
-    They are restored afterwards.
+    The CPU's and CUDA's are restored afterwards.
     """
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
-        # torch.manual_seed formats the stack for every kind of device that is not in use: milliseconds.
-        torch.default_generator.manual_seed(seed)
-        if devices:
-            torch.cuda.manual_seed_all(seed)
+    in_use = torch.cuda.is_initialized() if torch.cuda.is_available() else torch.accelerator.is_available()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+        # torch.manual_seed formats the stack for each kind of device that is not in use: milliseconds.
+        seed_all = torch.manual_seed if in_use else torch.default_generator.manual_seed
+        seed_all(seed)
         yield

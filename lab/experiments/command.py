@@ -68,8 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 check_power(spec)
             records[spec.name] = register(spec, stored)
             if records[spec.name]["predicted"]["commit"] is None:
-                exploratory = f"{spec.name}.yaml is not committed, so that its runs would be exploratory"
-                print(f"{exploratory}: commit it, and give --predict again before they start", file=sys.stderr)
+                not_yet = f"{spec.name}.yaml is not committed: its runs would be exploratory"
+                print(f"{not_yet}; commit it and give --predict again before they start", file=sys.stderr)
             continue
         try:
             listed = read_listed(spec, arguments.run_dir, arguments.out / kept, stored)

@@ -500,6 +500,20 @@ def test_without_names_those_that_have_runs_are_judged(folder: Path, capsys: pyt
     assert read_records(folder / "out" / "results.json").keys() == {"own"}
 
 
+def test_a_prediction_is_registered_anew_until_its_file_is_committed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder, OWN)
+    argv = ["own", "--predict", "--out", str(folder / "out")]
+    assert command.main(argv) == 0
+    assert "not committed" in capsys.readouterr().err
+    for head in ("first", "later"):
+        answers = {"status": "", "ls-files": "own.yaml", "rev-parse": head}
+        monkeypatch.setattr(record, "git", lambda verb, *_, answers=answers: answers[verb])
+        assert command.main(argv) == 0
+        assert read_records(folder / "out" / "results.json")["own"]["predicted"]["commit"] == "first"
+
+
 def test_a_prediction_is_before_the_runs_if_it_is_before_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "git", lambda *arguments: "" if arguments[-1] == "later" else None)
     assert record.is_before("one", ["later", "later"])

@@ -188,7 +188,7 @@ def test_chunks_are_the_loop(name: str, generator: torch.Generator) -> None:
     assert_close(each.op(*given), each.loop(*given))
 
 
-@pytest.mark.parametrize("seq_len", [1, 20, slow(100)])
+@pytest.mark.parametrize("seq_len", [1, slow(7), 20, slow(100)])
 @ON_CUDA
 @EACH
 def test_kernels_have_the_numbers_and_gradients_of_the_loop(
