@@ -172,6 +172,7 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
     "comba": {"n_heads": [1], "d_head": [6], "expand": [1], "d_conv": [2]},
     "mesa_net": {"n_heads": [1], "d_head": [6], "d_conv": [2], "cg_steps": [1, 3]},
     "titans": {"n_heads": [1], "d_head": [6], "d_conv": [1]},
+    "rwkv4": {"d_inner": [5]},
     "rwkv6": {"n_heads": [1], "d_head": [6], "d_key": [3], "mix_rank": [2], "decay_rank": [3]},
     "rwkv7": {"n_heads": [1], "decay_rank": [3], "gate_rank": [2]},
     "diagonal_ssm": {"init": ["real_log", "ring"], "d_state": [5, 6]},

@@ -87,6 +87,17 @@ def geglu(p: Parameters, x: Array) -> Array:
     return (gelu_tanh(gate) * value) @ p["down_proj.weight"].T + p["down_proj.bias"]
 
 
+def shifted_relu(p: Parameters, x: Array) -> Array:
+    """sigmoid(W_r x^r) * W_down relu(W_up x^k)^2 of inputs mixed with those before (Peng et al. 2305.13048, eq. 18)."""
+    before = np.concatenate((np.zeros_like(x[..., :1, :]), x[..., :-1, :]), axis=-2)
+    x_r, x_k = (x * mu + before * (1 - mu) for mu in p["shift"])
+    return sigmoid(x_r @ p["gate_proj.weight"].T) * squared_relu(p, x_k)
+
+
+def layer_norm(x: Array, weight: Array, bias: Array, eps: float = 1e-5) -> Array:
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps) * weight + bias
+
+
 def experts(p: Parameters, x: Array, top_k: int, *, normalize: bool = False) -> Array:
     """Each position through the SwiGLUs of its top_k likeliest experts, weighted by their probabilities.
 
@@ -986,6 +997,21 @@ def rwkv7(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
     return ((normed + joined(bonus)) * g) @ p["out_proj.weight"].T
 
 
+def rwkv4(p: Parameters, x: Array, **_sizes: object) -> Array:
+    """Peng et al. 2305.13048, eqs. 11 to 17; each weight by its definition, over their sum."""
+    before = np.concatenate((np.zeros((1, x.shape[1])), x[:-1]))
+    r, k, v = (
+        (x * mu + before * (1 - mu)) @ p[f"{name}_proj.weight"].T for mu, name in zip(p["shift"], "rkv", strict=True)
+    )
+    y = np.zeros_like(v)
+    for t in range(len(x)):
+        lag = np.arange(t - 1, -1, -1)[:, None]
+        logs = np.concatenate((k[:t] - lag * np.exp(p["decay"]), k[t : t + 1] + p["bonus"]))
+        weights = np.exp(logs - logs.max(0))
+        y[t] = (weights * v[: t + 1]).sum(0) / weights.sum(0)
+    return (sigmoid(r) * y) @ p["out_proj.weight"].T
+
+
 def rwkv6(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
     """Peng et al. 2404.05892, section 4."""
     step = np.concatenate((np.zeros((1, x.shape[1])), x[:-1])) - x
@@ -1534,6 +1560,7 @@ REFERENCES = {
     "titans": titans,
     "mlstm": mlstm,
     "capped_mlstm": capped_mlstm,
+    "rwkv4": rwkv4,
     "rwkv6": rwkv6,
     "rwkv7": rwkv7,
     "diagonal_ssm": diagonal_ssm,

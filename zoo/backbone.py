@@ -11,7 +11,19 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from zoo.blocks import ROUTERS, Autoencoder, Canon, Experts, ResidualBlock, RMSNorm, ShortConv, Stack
+from zoo.blocks import (
+    NORMS,
+    ROUTERS,
+    Autoencoder,
+    Canon,
+    Experts,
+    LayerNorm,
+    NormType,
+    ResidualBlock,
+    RMSNorm,
+    ShortConv,
+    Stack,
+)
 from zoo.errors import unknown
 from zoo.modules import no_weight_decay
 from zoo.ops.activation import tanh
@@ -24,7 +36,7 @@ from zoo.validate import require_choice, require_positive
 BackboneKind = Literal["residual", "bare"]
 BLOCK_OPTIONS = sorted(
     {name for kind in (ResidualBlock, *ROUTERS.values()) for name in signature(kind).parameters}
-    - {"mixer", "d_model", "norm_eps", "canon", "experts", "options"}
+    - {"mixer", "d_model", "norm_eps", "norm_type", "canon", "experts", "options"}
 )
 
 
@@ -55,6 +67,7 @@ class Backbone(Pretrained):
         expert_period: layers expert_offset, expert_offset + expert_period, ... have experts.
         expert_offset: the first of them.
         norm_eps: epsilon of the residual backbone's norms.
+        norm_type: of the blocks' norms and the last one: rms, or layer for norms with mean and bias (RWKV-4).
         blocks: options of each layer's `ResidualBlock` by itself, such as `{"d_channel": 128, "channel": "relu2"}`, in
             place of d_channel, n_experts, top_k, expert_period and expert_offset.
         shared: options of a `zoo.sharing.SharedTransformer`, a transformer that several layers read (Zamba2), such as
@@ -89,6 +102,7 @@ class Backbone(Pretrained):
         expert_period: int = 2,
         expert_offset: int = 1,
         norm_eps: float = 1e-5,
+        norm_type: NormType = "rms",
         blocks: Sequence[Mapping[str, Any]] | None = None,
         shared: Mapping[str, Any] | None = None,
         shared_cache: Mapping[str, Any] | None = None,
@@ -102,6 +116,7 @@ class Backbone(Pretrained):
         require_positive(d_channel=d_channel or None, d_conv=d_conv or None, n_experts=n_experts or None)
         require_positive(expert_period=expert_period, decode_from=decode_from or None)
         require_choice("backbone", backbone, BackboneKind)
+        require_choice("norm_type", norm_type, NormType)
         if blocks is not None and (backbone == "bare" or len(blocks) != n_layers):
             raise ValueError(f"blocks needs backbone=residual and one entry for each of n_layers={n_layers}")
         for name in [name for options in blocks or () for name in options]:
@@ -153,7 +168,9 @@ class Backbone(Pretrained):
                     for layer in range(n_layers)
                 ]
             residual = [
-                ResidualBlock(mixer, norm_eps=norm_eps, canon=places.replace("A", ""), **options)
+                ResidualBlock(
+                    mixer, norm_eps=norm_eps, norm_type=norm_type, canon=places.replace("A", ""), **options
+                )
                 for mixer, options in zip(mixers, blocks, strict=True)
             ]
             if decode_from:
@@ -172,7 +189,7 @@ class Backbone(Pretrained):
         self.in_proj = (
             nn.Linear(d_input, d_model) if d_input is not None and not (bare and d_input == d_model) else None
         )
-        self.norm = None if bare else RMSNorm(d_out, norm_eps)
+        self.norm: RMSNorm | LayerNorm | None = None if bare else NORMS[norm_type](d_out, norm_eps)
         self.head = None if bare and d_out == n_outputs else nn.Linear(d_out, n_outputs, bias=False)
         if self.embedding is not None:
             nn.init.normal_(self.embedding.weight, std=0.02)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
 from zoo.modules import no_weight_decay, reset_submodules
-from zoo.ops.activation import gelu, gelu_gate, rms_norm, silu_gate
-from zoo.ops.conv import causal_conv
+from zoo.ops.activation import gelu, gelu_gate, layer_norm, rms_norm, sigmoid_gate, silu_gate
+from zoo.ops.conv import causal_conv, previous
 from zoo.ops.experts import Load, count_load, grouped_linear, route, route_by_sigmoid
 from zoo.ops.precision import Device, DType
 from zoo.ops.time import Lengths, as_lengths, reverse, valid_positions
@@ -25,8 +25,9 @@ from zoo.validate import require_choice, require_positive
 
 CANON_WIDTH = 4
 
-Channel = Literal["swiglu", "relu2", "geglu"]
+Channel = Literal["swiglu", "relu2", "geglu", "rwkv"]
 Normed = Literal["input", "output", "residual"]
+NormType = Literal["rms", "layer"]
 Router = Literal["softmax", "sigmoid"]
 
 
@@ -55,6 +56,31 @@ class RMSNorm(nn.Module):
             return rms_norm(x, self.weight, self.eps)
         groups, weights = (t.unflatten(-1, (self.n_groups, -1)) for t in (x, self.weight))
         return rms_norm(groups, weights, self.eps).flatten(-2)
+
+
+class LayerNorm(nn.Module):
+    """Norm of mean and variance, with a bias (Ba et al. 1607.06450); coefficient: 1/std.
+
+    Args:
+        d_model: width.
+        eps: added to the variance.
+    """
+
+    def __init__(self, d_model: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight, self.bias = (nn.Parameter(torch.empty(d_model)) for _ in range(2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
+
+NORMS: dict[NormType, type[RMSNorm | LayerNorm]] = {"rms": RMSNorm, "layer": LayerNorm}
 
 
 class SwiGLU(nn.Module):
@@ -369,14 +395,59 @@ class Stack(SequenceMixer):
         return x, tuple(after)
 
 
-CHANNELS: dict[Channel, type[SwiGLU | SquaredReLU]] = {"swiglu": SwiGLU, "relu2": SquaredReLU, "geglu": GeGLU}
+class ShiftedReLU(SequenceMixer):
+    """sigmoid(W_r x^r) * W_down relu(W_up x^k)^2, x^s_t = mu_s * x_t + (1 - mu_s) * x_{t-1}: RWKV-4's channel mixer.
+
+    Peng et al. 2305.13048, section 3.1.2. Coefficients: the sigmoid, and relu(W_up x^k). The state is the last input,
+    (batch, 1, d_model). The mixtures mu start as in the first layer of BlinkDL/RWKV-LM, commit 083f950,
+    RWKV-v4/src/model.py; W_r and W_down, zero there, start as nn.Linear does.
+    """
+
+    undecayed = ("shift",)
+
+    def __init__(self, d_model: int, d_channel: int) -> None:
+        super().__init__(d_model)
+        require_positive(d_channel=d_channel)
+        self.shift = nn.Parameter(torch.empty(2, d_model))
+        self.gate_proj = nn.Linear(d_model, d_model, bias=False)
+        self.up_proj = nn.Linear(d_model, d_channel, bias=False)
+        self.down_proj = nn.Linear(d_channel, d_model, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for projection in (self.gate_proj, self.down_proj):
+            projection.reset_parameters()
+        nn.init.orthogonal_(self.up_proj.weight, max(1.0, self.up_proj.out_features / self.d_model) ** 0.5)
+        with torch.no_grad():
+            self.shift.copy_((torch.arange(self.d_model) / self.d_model).expand(2, -1))
+
+    def rank_law(self, seq_len: int) -> int:
+        # The gate gives each output channel maps of its own, whose rows are those of W_up, each of two taps.
+        return self.d_model * min(2 * self.up_proj.out_features, self.d_model)
+
+    def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> Tensor:
+        return torch.zeros(batch_size, 1, self.d_model, dtype=dtype, device=device)
+
+    def mix(self, x: Tensor, state: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+        before, state = previous(x, state, lengths)
+        x_r, x_k = torch.addcmul(before, x - before, self.shift.view(2, 1, 1, -1)).unbind(0)
+        inner = self.up_proj(x_k)
+        return sigmoid_gate(self.gate_proj(x_r), self.down_proj(coefficient(F.relu(inner)) * inner)), state
+
+
+CHANNELS: dict[Channel, type[SwiGLU | SquaredReLU | ShiftedReLU]] = {
+    "swiglu": SwiGLU,
+    "relu2": SquaredReLU,
+    "geglu": GeGLU,
+    "rwkv": ShiftedReLU,
+}
 ROUTERS: dict[Router, type[Experts]] = {"softmax": Experts, "sigmoid": SigmoidExperts}
 
 
 class BlockState(NamedTuple):
     mixer: Any
     before: Any  # of the Canon layer before the channel mixer, or ()
-    inside: Any  # of the Canon layer inside it, or ()
+    inside: Any  # of the Canon layer inside it, or of a ShiftedReLU, or ()
 
 
 class ResidualBlock(SequenceMixer):
@@ -385,7 +456,7 @@ class ResidualBlock(SequenceMixer):
     With norm output it is x + norm(mixer(x)), then x + norm(channel(x)) (OLMo 2, 2501.00656). With norm residual it is
     u + mixer(u) of u = norm(x), then v + channel(v) of v = norm(of that) (MiniMax-01, 2501.08313).
 
-    With Canon layers in its second half the state is a `BlockState`, without them the mixer's own.
+    With Canon layers or a shift in its second half the state is a `BlockState`, without them the mixer's own.
 
     Args:
         mixer: mixes positions; d_out must be d_model.
@@ -395,9 +466,10 @@ class ResidualBlock(SequenceMixer):
         norm_eps: epsilon of the norms.
         canon: places of Canon layers in the second half: C, between norm and channel mixer; D, inside the SwiGLU, on
             gates and values before they meet.
-        channel: swiglu, relu2 for a `SquaredReLU`, or geglu for a `GeGLU`, which has biases.
+        channel: swiglu, relu2 for a `SquaredReLU`, geglu for a `GeGLU`, which has biases, or rwkv for a `ShiftedReLU`.
         norm: what the norms are applied to: the input or the output of mixer and channel mixer, or the residual stream.
         router: softmax for `Experts`, sigmoid for `SigmoidExperts`.
+        norm_type: rms for an `RMSNorm`, layer for a `LayerNorm`.
         **experts: their further options.
 
     Raises:
@@ -416,9 +488,11 @@ class ResidualBlock(SequenceMixer):
         channel: Channel = "swiglu",
         norm: Normed = "input",
         router: Router = "softmax",
+        norm_type: NormType = "rms",
         **experts: Any,
     ) -> None:
         super().__init__(mixer.d_model)
+        require_choice("norm_type", norm_type, NormType)
         require_choice("channel", channel, Channel)
         require_choice("norm", norm, Normed)
         require_choice("router", router, Router)
@@ -434,10 +508,10 @@ class ResidualBlock(SequenceMixer):
         if mixer.d_out != mixer.d_model:
             raise ValueError(f"a residual block needs d_out = d_model, got {mixer.d_out} and {mixer.d_model}")
         self.norm = norm
-        self.mixer_norm = RMSNorm(self.d_model, norm_eps)
+        self.mixer_norm = NORMS[norm_type](self.d_model, norm_eps)
         self.mixer = mixer
-        self.channel_norm = RMSNorm(self.d_model, norm_eps) if d_channel else None
-        self.channel: SwiGLU | SquaredReLU | Experts | None = None
+        self.channel_norm = NORMS[norm_type](self.d_model, norm_eps) if d_channel else None
+        self.channel: SwiGLU | SquaredReLU | ShiftedReLU | Experts | None = None
         if n_experts:
             self.channel = ROUTERS[router](self.d_model, d_channel, n_experts, top_k, **experts)
         elif d_channel:
@@ -448,7 +522,7 @@ class ResidualBlock(SequenceMixer):
     @property
     def by_position(self) -> bool:
         """Whether the second half treats each position by itself."""
-        return self.canon_before is None and self.canon_inside is None
+        return self.canon_before is None and self.canon_inside is None and not isinstance(self.channel, ShiftedReLU)
 
     def rank_law(self, seq_len: int) -> int | None:
         rank = self.mixer.predicted_rank(seq_len)
@@ -456,7 +530,10 @@ class ResidualBlock(SequenceMixer):
             return None
         # The identity is one more operator, in each half of the block; a norm's 1/rms is a scalar and adds none.
         # Canon before the channel mixer gives each of its units a row for each tap; inside, it scales the unit's map.
-        width = 0 if self.channel is None else self.channel.down_proj.in_features
+        if isinstance(self.channel, ShiftedReLU):
+            width = self.channel.rank_law(seq_len)
+        else:
+            width = 0 if self.channel is None else self.channel.down_proj.in_features
         if self.canon_before is not None:
             width *= self.canon_before.predicted_rank(seq_len) or 1
         return min(rank + 1, self.d_model**2) * (width + 1)
@@ -465,8 +542,9 @@ class ResidualBlock(SequenceMixer):
         mixer = self.mixer.empty_state(batch_size, dtype, device)
         if self.by_position:
             return mixer
-        canon = (self.canon_before, self.canon_inside)
-        return BlockState(mixer, *(() if c is None else c.empty_state(batch_size, dtype, device) for c in canon))
+        inside = self.channel if isinstance(self.channel, ShiftedReLU) else self.canon_inside
+        rest = (self.canon_before, inside)
+        return BlockState(mixer, *(() if c is None else c.empty_state(batch_size, dtype, device) for c in rest))
 
     def mix(self, x: Tensor, state: Any, lengths: Tensor | None, added: Tensor | None = None) -> tuple[Tensor, Any]:
         mixer, before, inside = (state, (), ()) if self.by_position else state
@@ -514,6 +592,8 @@ class ResidualBlock(SequenceMixer):
             y, before = self.canon_before.mix(y, before, lengths)
         if isinstance(self.channel, Experts):
             y = self.channel(y, valid)
+        elif isinstance(self.channel, ShiftedReLU):
+            y, inside = self.channel.mix(y, inside, lengths)
         elif self.canon_inside is None or isinstance(self.channel, SquaredReLU):
             y = self.channel(y)
         else:

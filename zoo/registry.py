@@ -136,6 +136,9 @@ _BUILT_IN = (
         gated_linear_attention=Mixer(
             "GatedLinearAttention", "linear attention with a decay for each key channel", 2023, "2312.06635"
         ),
+        rwkv4=Mixer(
+            "RWKV4", "averages of each channel's past with weights that decay", 2023, "2305.13048", models="RWKV-4"
+        ),
         rwkv6=Mixer(
             "RWKV6",
             "linear attention with a decay per key channel, shifted by content",

@@ -16,7 +16,7 @@ from zoo.targets import label
 
 # The arguments that train.py fills in, from --mixer, --seed and the task's spec, and those of models from elsewhere.
 MODEL_FILLED = {"mixer", "vocab_size", "d_input", "n_outputs"}
-MODEL_ELSEWHERE = {"norm_eps", "blocks", "embedding_scale", "logit_cap"}
+MODEL_ELSEWHERE = {"norm_eps", "norm_type", "blocks", "embedding_scale", "logit_cap"}
 TRAINING_FILLED = {"loss", "facts", "perplexity", "seed"}
 DATA_FILLED = {"task", "batch_size", "seed"}
 NO_DEFAULT = inspect.Parameter.empty

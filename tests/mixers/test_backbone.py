@@ -16,7 +16,7 @@ from tests import holding, reference, refused, slow
 from tests.cases import KINDS, Case, draw, in_chunks, parameters, randomise, trained_by_outputs
 from tests.tolerances import assert_close
 from zoo import Backbone, list_mixers, state_nbytes
-from zoo.blocks import RMSNorm
+from zoo.blocks import LayerNorm, RMSNorm
 from zoo.theory.operator import interaction
 
 VOCAB = 11
@@ -61,8 +61,17 @@ def test_forward_is_the_reference(name: str, options: dict[str, Any], generator:
 
 
 @pytest.mark.parametrize("name", ["hybrid", slow("gated_delta_net")])
-@pytest.mark.parametrize("options", [{"canon": "ACD"}, {"canon": "CA", "n_experts": 2}, {"canon": "D"}], ids=str)
-def test_canon_layers_stream(name: str, options: dict[str, Any], generator: torch.Generator) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"canon": "ACD"},
+        {"canon": "CA", "n_experts": 2},
+        {"canon": "D"},
+        {"norm_type": "layer", "canon": "C", "blocks": [{"d_channel": 5, "channel": "rwkv"}] * 2},
+    ],
+    ids=str,
+)
+def test_states_besides_the_mixers_stream(name: str, options: dict[str, Any], generator: torch.Generator) -> None:
     """In chunks, with lengths, at selected positions, as an operator, and to the byte of the state."""
     model, x = model_of(Case(name, {}), generator, **options), tokens(2, 9, generator=generator)
     y, lengths = model(x), torch.tensor([4, 2])
@@ -150,12 +159,20 @@ def test_published_initialisation_survives_the_backbone() -> None:
         assert_close(block.mixer.A_log.exp(), np.arange(1.0, 17.0) * np.ones((32, 1)))
 
 
-@pytest.mark.parametrize(("channel", "of_reference"), [("relu2", reference.squared_relu), ("geglu", reference.geglu)])
+@pytest.mark.parametrize(
+    ("channel", "of_reference", "norm_type"),
+    [
+        ("relu2", reference.squared_relu, "rms"),
+        ("geglu", reference.geglu, "rms"),
+        ("rwkv", reference.shifted_relu, "layer"),
+    ],
+)
 def test_blocks_may_differ_embeddings_be_scaled_and_logits_capped(
-    channel: str, of_reference: Callable[..., np.ndarray], generator: torch.Generator
+    channel: str, of_reference: Callable[..., np.ndarray], norm_type: str, generator: torch.Generator
 ) -> None:
     blocks = [{}, {"d_channel": 5, "channel": channel}]
     options = {"vocab_size": 5, "n_outputs": 5, "blocks": blocks, "embedding_scale": 3.0, "logit_cap": 0.1}
+    options["norm_type"] = norm_type
     model = randomise(Backbone({"name": "lstm"}, 8, 2, **options), generator).double()
     first, second = model.layers.layers
     assert first.channel is None
@@ -167,6 +184,16 @@ def test_blocks_may_differ_embeddings_be_scaled_and_logits_capped(
     assert_close(model(tokens), 0.1 * torch.tanh(logits / 0.1))
     assert_close(interaction(model, model.embed(tokens)).apply(model.embed(tokens)), model(tokens))
     assert_close(interaction(second, x).apply(x), second(x))
+
+
+def test_layer_norms_are_the_reference(generator: torch.Generator) -> None:
+    model = model_of(Case("lstm", {}), generator, norm_type="layer", norm_eps=0.3)
+    norms = [norm for norm in model.modules() if isinstance(norm, LayerNorm)]
+    assert len(norms) == 5  # two a block, and the last
+    x = 3 * draw(2, 7, 8, generator=generator)
+    for norm in norms:
+        weight, bias = (t.detach().numpy() for t in (norm.weight, norm.bias))
+        assert_close(norm(x), reference.layer_norm(x.numpy(), weight, bias, 0.3))
 
 
 def test_weight_decay_spares_the_embedding_and_what_its_parts_spare() -> None:

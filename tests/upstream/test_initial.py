@@ -37,7 +37,7 @@ def test_a_parameter_starts_as_published(entry: Initial) -> None:
         assert_close(values, torch.tensor(entry.law).expand_as(values))
 
 
-ORTHOGONAL_OR_COMPOSED = ("rwkv6", "rwkv7", "hybrid", "parallel_hybrid")
+ORTHOGONAL_OR_COMPOSED = ("rwkv4", "rwkv6", "rwkv7", "hybrid", "parallel_hybrid")
 
 
 @pytest.mark.parametrize("name", [name for name in list_mixers() if name not in ORTHOGONAL_OR_COMPOSED])

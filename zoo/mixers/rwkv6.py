@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
 from zoo.ops.activation import group_norm, silu_gate
-from zoo.ops.conv import causal_conv
+from zoo.ops.conv import previous
 from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.retention import retention_with_bonus
 from zoo.ops.time import without_padding
@@ -126,8 +126,7 @@ class RWKV6(SequenceMixer):
         return RWKV6State(last, torch.zeros(shape, dtype=accumulator(dtype), device=device))
 
     def mix(self, x: Tensor, state: RWKV6State, lengths: Tensor | None) -> tuple[Tensor, RWKV6State]:
-        taps = torch.arange(1, -1, -1, dtype=x.dtype, device=x.device).expand(self.d_model, 2)  # the input before
-        before, last = causal_conv(x, taps, None, state.last, lengths)
+        before, last = previous(x, state.last, lengths)
         step = before - x
         low = rearrange(torch.tanh(self.mix_down(x + step * self.mu)), "b seq (part rank) -> part b seq rank", part=5)
         up = rearrange(self.mix_up.weight, "d (part rank) -> part d rank", part=5)

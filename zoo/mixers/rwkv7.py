@@ -14,7 +14,7 @@ from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
 from zoo.ops.activation import group_norm
 from zoo.ops.attention import gated_rank
-from zoo.ops.conv import causal_conv
+from zoo.ops.conv import previous
 from zoo.ops.delta_rule import relaxed_delta_rule
 from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.time import without_padding
@@ -138,8 +138,7 @@ class RWKV7(SequenceMixer):
         return RWKV7State(last, torch.zeros(shape, dtype=accumulator(dtype), device=device))
 
     def mix(self, x: Tensor, state: RWKV7State, lengths: Tensor | None) -> tuple[Tensor, RWKV7State]:
-        taps = torch.arange(1, -1, -1, dtype=x.dtype, device=x.device).expand(self.d_model, 2)  # the input before
-        before, last = causal_conv(x, taps, None, state.last, lengths)
+        before, last = previous(x, state.last, lengths)
         x_r, x_w, x_k, x_v, x_a, x_g = torch.addcmul(x, before - x, self.shift.view(6, 1, 1, -1)).unbind(0)
         decay = self.decay_up(torch.tanh(self.decay_down(x_w)))
         rate = torch.sigmoid(self.rate_up(self.rate_down(x_a)))

@@ -94,6 +94,15 @@ def rms_norm(
     return (wide * scale).to(x.dtype) * weight
 
 
+def layer_norm(
+    x: Float[Tensor, "*batch d"], weight: Float[Tensor, " d"], bias: Float[Tensor, " d"], eps: float = 1e-5
+) -> Float[Tensor, "*batch d"]:
+    """(x - mean) / sqrt(var + eps) * weight + bias (Ba et al. 1607.06450), split as `group_norm` is."""
+    if fused(x) and x.dtype == weight.dtype:
+        return F.layer_norm(x, weight.shape, weight, bias, eps)
+    return group_norm(x, 1, weight, eps) + bias
+
+
 def group_norm(
     x: Float[Tensor, "*batch d"], n_groups: int, weight: Float[Tensor, " d"], eps: float = 1e-5
 ) -> Float[Tensor, "*batch d"]:

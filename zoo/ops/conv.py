@@ -44,6 +44,16 @@ def causal_conv(
     return y, window[:, window.shape[1] - past :]
 
 
+def previous(
+    x: Float[Tensor, "batch seq channels"],
+    last: Float[Tensor, "batch 1 channels"],
+    lengths: Int[Tensor, " batch"] | None = None,
+) -> tuple[Float[Tensor, "batch seq channels"], Float[Tensor, "batch 1 channels"]]:
+    """Return the input before each position, `last` before the first one, and the last input of each row."""
+    taps = torch.arange(1, -1, -1, dtype=x.dtype, device=x.device).expand(x.shape[2], 2)
+    return causal_conv(x, taps, None, last, lengths)
+
+
 def _by_taps(window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     past = weight.shape[1] - 1
     seq_len = window.shape[1] - past

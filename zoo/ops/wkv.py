@@ -1,0 +1,65 @@
+"""Averages of values with exponential weights that decay, channel by channel, kept in range in log space."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from zoo.coefficient import coefficient
+from zoo.cores import core
+from zoo.ops.linear_recurrence import linear_recurrence
+from zoo.ops.mlstm import running_maximum
+
+
+@core("v", "batch seq channel")
+def wkv(
+    k: Float[Tensor, "batch seq channels"],
+    v: Float[Tensor, "batch seq channels"],
+    log_decay: Float[Tensor, " channels"],
+    bonus: Float[Tensor, " channels"],
+    numerator: Float[Tensor, "batch channels"],
+    denominator: Float[Tensor, "batch channels"],
+    largest: Float[Tensor, "batch channels"],
+    valid: Bool[Tensor, "batch seq"] | None = None,
+) -> tuple[
+    Float[Tensor, "batch seq channels"],
+    Float[Tensor, "batch channels"],
+    Float[Tensor, "batch channels"],
+    Float[Tensor, "batch channels"],
+]:
+    """y_t = sum_{j <= t} w_tj v_j / sum_{j <= t} w_tj, w_tj = exp((t - 1 - j) log_decay + k_j), w_tt = exp(bonus + k_t).
+
+    Peng et al. 2305.13048, eq. 16. Both sums are linear recurrences, kept divided by exp(m_t) with
+    m_t = max(log_decay + m_{t-1}, k_t), so that no exponential exceeds one.
+
+    Args:
+        k: logarithms of the weights, of any size.
+        v: values.
+        log_decay: logarithm of a step's decay, at most zero.
+        bonus: added to the own position's key.
+        numerator, denominator, largest: both sums and m before the first position; their dtype is the one computed in.
+        valid: positions that write and decay; elsewhere the sums are kept.
+
+    Returns:
+        y, and both sums and m after the last position.
+    """
+    write, log_decay = k, log_decay.expand_as(k)
+    if valid is not None:
+        moves = valid.unsqueeze(2)
+        write, log_decay = write.where(moves, -torch.inf), log_decay.where(moves, 0.0)
+    if k.shape[1] == 1:  # a decoder's step
+        m = torch.maximum(log_decay + largest.unsqueeze(1), write)
+    else:
+        m = running_maximum(write.mT, log_decay.mT, largest).mT
+    before = torch.cat((largest.unsqueeze(1), m), dim=1)[:, :-1]
+    decay, weight = coefficient(torch.exp(log_decay + before - m)), coefficient(torch.exp(write - m))
+    sums = torch.cat((numerator, denominator), dim=1)
+    after, last = linear_recurrence(decay.repeat(1, 1, 2), torch.cat((weight * v, weight), dim=2), sums)
+    past, total = torch.cat((sums.unsqueeze(1), after), dim=1)[:, :-1].chunk(2, dim=2)
+    own = bonus + k
+    top = torch.maximum(before, own).detach()  # cancels
+    kept, here = torch.exp(before - top), torch.exp(own - top)
+    scale = (kept * total + here).reciprocal()
+    y = coefficient(kept * scale) * past + coefficient(here * scale) * v
+    return y, *last.chunk(2, dim=1), m[:, -1]
