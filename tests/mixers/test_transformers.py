@@ -244,12 +244,13 @@ KINDS = {
         {**HEADS[1], "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
         {**HEADS[0], "layer_types": ["full_attention", "conv"], "block_multiple_of": 4, "conv_L_cache": 4},
     ],
+    "Rwkv": [{}, {"attention_hidden_size": 24, "layer_norm_epsilon": 1e-5, "rescale_every": 0}],
     "xLSTM": [  # their cache knows multiples of 64
         {"hidden_size": 64, "num_heads": 4, "qk_dim_factor": 1.0, "use_cache": False, "gate_soft_cap": 1.5},
         {"hidden_size": 128, "num_heads": 2, "use_cache": False, "chunk_size": 4, "output_logit_soft_cap": 2.0},
     ],
 }
-DIFFERENT = ("Mamba", "Mamba2", "Jamba", "Qwen3Next", "RecurrentGemma", "xLSTM")
+DIFFERENT = ("Mamba", "Mamba2", "Jamba", "Qwen3Next", "RecurrentGemma", "Rwkv", "xLSTM")
 """Between them they have every kind of layer; what rests on the layers only is asked of the others when slow."""
 
 
@@ -263,7 +264,7 @@ every_config = pytest.mark.parametrize(
 )
 """Every class and its options; slow but for the first ones of classes that differ."""
 different_kinds = pytest.mark.parametrize("kind", [slow(kind, unless=kind in DIFFERENT) for kind in KINDS])
-MIXER_NAMES = ("mixer", "mamba", "self_attn", "linear_attn", "conv", "temporal_block", "mlstm_layer")
+MIXER_NAMES = ("mixer", "mamba", "self_attn", "linear_attn", "conv", "temporal_block", "mlstm_layer", "attention")
 
 
 BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -326,7 +327,7 @@ def build(kind: str, generator: torch.Generator, **options: Any) -> Any:
 
 
 def layers_of(theirs: Any) -> list[nn.Module]:
-    body = getattr(theirs, "backbone", None) or theirs.model
+    body = next(getattr(theirs, name) for name in ("backbone", "rwkv", "model") if hasattr(theirs, name))
     layers = getattr(body, "blocks", None) or body.layers
     layers = [getattr(layer, "mamba_decoder", layer) for layer in layers]
     return [next(m for n, m in layer.named_children() if n in MIXER_NAMES) for layer in layers]
@@ -360,8 +361,9 @@ def assert_same_gradients(ours: nn.Module, theirs: nn.Module) -> None:
                 p.copy_(value(p))
             moved.append(dict(load_transformers(theirs, verify=False).named_parameters()))
     a, a_and_b, a_and_grad = moved
+    normed = {"embedding.weight"} if hasattr(theirs, "rwkv") else set()  # no linear function of theirs
     for name, p in ours.named_parameters():
-        if p.requires_grad:
+        if p.requires_grad and name not in normed:
             assert_same(p.grad, (a_and_grad[name] - a[name]) / (a_and_b[name] - a[name]).square())
 
 
@@ -372,7 +374,7 @@ def drawn(generator: torch.Generator) -> Tensor:
 
 def assert_same_training(ours: Any, theirs: Any, tokens: Tensor) -> None:
     """The same logits, and gradients of what they lose."""
-    y, expected = ours(tokens), theirs(tokens).logits
+    y, expected = ours(tokens), theirs(tokens, use_cache=False).logits
     assert_same(y, expected)
     for logits in (y, expected):
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
@@ -406,6 +408,28 @@ def test_in_float64_the_agreement_is_that_of_float64(
     assert_same_training(ours, theirs, drawn(generator))
 
 
+def test_rwkv_is_read_as_it_trains(generator: torch.Generator) -> None:
+    """In eval mode theirs halves weights in place, and the stream, whose norms keep their epsilons."""
+    theirs, tokens = build("Rwkv", generator, num_hidden_layers=5, rescale_every=2), drawn(generator)
+    theirs(tokens)
+    ours, theirs = load_transformers(theirs).train(), theirs.train()
+    assert_same_training(ours, theirs, tokens)
+
+
+def test_a_norm_of_the_embeddings_is_in_them(generator: torch.Generator) -> None:
+    """So their gradient follows from ours by the norm's backward pass."""
+    theirs, tokens = build("Rwkv", generator).train(), drawn(generator)
+    ours = load_transformers(theirs)
+    for logits in (ours(tokens), theirs(tokens).logits):
+        logits.square().sum().backward()
+    norm, weight = copy.deepcopy(theirs.rwkv.blocks[0].pre_ln), theirs.rwkv.embeddings.weight.detach().requires_grad_()
+    norm.zero_grad()
+    norm(weight).backward(ours.embedding.weight.grad)
+    assert_same(weight.grad, theirs.rwkv.embeddings.weight.grad)
+    assert_same(norm.weight.grad, theirs.rwkv.blocks[0].pre_ln.weight.grad)
+    assert_same(norm.bias.grad, theirs.rwkv.blocks[0].pre_ln.bias.grad)
+
+
 def test_dynamic_rope_beyond_its_length_is_their_map_of_the_whole_sequence(generator: torch.Generator) -> None:
     """Their cached decoding is another map: it keeps keys that were turned when the sequence was shorter."""
     theirs = build("Llama", generator, **HEADS[1], head_dim=10, **rope("dynamic"), max_position_embeddings=8)
@@ -432,8 +456,9 @@ def test_their_cache_is_our_state(kind: str, generator: torch.Generator) -> None
     """A prompt at once, then token by token, on both sides."""
     theirs = build(kind, generator, **KINDS[kind][0])
     ours = load_transformers(theirs)
-    tokens = drawn(generator)
-    carries = "cache_params" if "Mamba" in kind or kind == "xLSTM" else "past_key_values"
+    tokens = drawn(generator)[: 1 if kind == "Rwkv" else BATCH]  # theirs mixes up the rows of a batch
+    of_kind = {"Mamba": "cache_params", "xLSTM": "cache_params", "Rwkv": "state"}
+    carries = next((carries for part, carries in of_kind.items() if part in kind), "past_key_values")
     cache = cache_of(theirs) if kind == "RecurrentGemma" else None
     with torch.no_grad():
         y, state = ours.stream(tokens[:, :9])
@@ -454,6 +479,10 @@ def test_their_cache_is_our_state(kind: str, generator: torch.Generator) -> None
             if layer.attention:
                 assert_same_state(None, layer.attention, cache, at)
         state = [layer.block for layer in layers]
+    if kind == "Rwkv":
+        for at, layer in enumerate(state):
+            assert_same(layer.inside[:, 0], cache[0][:, :, at])
+        state = [layer.mixer for layer in state]
     for layer, mixer, ours_now in zip(kept, mixers_of(ours), state, strict=True):
         members = getattr(mixer, "members", [mixer])
         for member, now in zip(members, getattr(ours_now, "members", [ours_now]), strict=True):
@@ -464,6 +493,10 @@ def assert_same_state(mixer: Any, state: Any, cache: Any, layer: int) -> None:
     if type(mixer).__name__ == "CappedMLSTM":
         for now, held in zip(state, cache.rnn_state[layer], strict=True):
             assert_same(now, held.view_as(now))
+        return
+    if type(mixer).__name__ == "RWKV4":
+        for now, held in zip((state.last[:, 0], *state[1:]), cache[1:], strict=True):
+            assert_same(now, held[:, :, layer])
         return
     if hasattr(cache, "linear_cache") and "keys" not in state._fields:
         assert_same(state.S, cache.linear_cache[layer])
@@ -632,18 +665,18 @@ def test_a_folder_runs_no_code_of_its_own(tmp_path: Path) -> None:
         ("more", ["beyond", "backbone.layers.0.mixer.lora_A.weight"]),
         ("shape", ["shape", "backbone.layers.1.mixer.D"]),
         ("damaged", ["cannot load"]),
-        ("unknown", ["cannot read RwkvForCausalLM", "Mamba2ForCausalLM"]),
+        ("unknown", ["cannot read GPT2LMHeadModel", "Mamba2ForCausalLM"]),
         ("empty", ["cannot load"]),
     ],
 )
 def test_a_folder_that_is_not_exactly_a_model_is_refused(
     change: str, words: list[str], tmp_path: Path, generator: torch.Generator
 ) -> None:
-    from transformers import RwkvConfig, RwkvForCausalLM
+    from transformers import GPT2Config, GPT2LMHeadModel
 
     theirs = build("Mamba", generator, **MAMBA[0])
     if change == "unknown":
-        theirs = RwkvForCausalLM(RwkvConfig(vocab_size=5, hidden_size=4, num_hidden_layers=2))
+        theirs = GPT2LMHeadModel(GPT2Config(vocab_size=5, n_embd=4, n_head=1, n_layer=2))
     weights = theirs.state_dict()
     if change == "lacking":
         del weights["backbone.layers.1.mixer.D"]
@@ -690,6 +723,8 @@ def test_a_folder_that_is_not_exactly_a_model_is_refused(
         ("Zamba2", {**HEADS[0], **ZAMBA2, "hidden_act": "silu"}, "hidden_act='silu'"),
         ("Lfm2", {**HEADS[0], "layer_types": ["conv"] * 2, "conv_bias": True}, "conv_bias=True"),
         ("xLSTM", {"hidden_size": 64, "eps": 1e-3}, "eps=0.001"),
+        ("Rwkv", {"tie_word_embeddings": True}, "tie_word_embeddings=True"),
+        ("Rwkv", {"layer_norm_epsilon": 1e-3}, "eps of rwkv.blocks.0.ln1=0.001"),
     ],
 )
 def test_a_configuration_beyond_the_zoo_is_named(

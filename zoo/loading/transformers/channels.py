@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from zoo.loading.transformers.reading import Part, Table, Take, same, take
+from zoo.loading.transformers.reading import Part, Table, Take, mixtures, same, take
 
 
 def _swiglu(theirs: Any, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> Part:
@@ -43,6 +43,12 @@ def _geglu(theirs: Any) -> Part:
     part = _swiglu(theirs)
     biases = take(up_proj__bias="gate_proj.bias up_proj.bias", down_proj__bias="down_proj.bias")
     return Part(part.options | {"channel": "geglu"}, part.table | biases, {})
+
+
+def _rwkv(theirs: Any) -> Part:
+    table = take(gate_proj__weight="receptance.weight", up_proj__weight="key.weight", down_proj__weight="value.weight")
+    options = {"d_channel": theirs.value.in_features, "channel": "rwkv"}
+    return Part(options, table | mixtures("receptance", "key"), {})
 
 
 def _experts(theirs: Any, router: str = "gate") -> Part:
@@ -127,6 +133,7 @@ CHANNELS: dict[str, Callable[[Any], Part]] = {
     "xLSTMFeedForward": partial(_swiglu, gate="proj_up_gate", up="proj_up", down="proj_down"),
     "FalconH1MLP": _falcon_h1_mlp,
     "NemotronHMLP": _squared_relu,
+    "RwkvFeedForward": _rwkv,
     "RecurrentGemmaMlp": _geglu,
     "JambaSparseMoeBlock": partial(_experts, router="router"),
     "Qwen3MoeSparseMoeBlock": _experts,

@@ -78,7 +78,7 @@ def _recorded(theirs: Any, paths: Iterable[str]) -> Iterator[dict[str, Tensor]]:
     config: Any = getattr(theirs, "config", None)
     experts = getattr(config, "_experts_implementation", None)
     try:
-        theirs.eval()
+        theirs.train(hasattr(config, "rescale_every"))  # RWKV in eval mode scales the stream, not the epsilons of norms
         if experts is not None:
             config._experts_implementation = "eager"  # the only one that takes float64
         yield outputs

@@ -18,6 +18,7 @@ from zoo.loading.transformers.reading import (
     Take,
     eps_of,
     exact_buffers,
+    mixtures,
     norm_weight,
     same,
     take,
@@ -303,6 +304,19 @@ def _per_head(weight: Tensor, n_heads: int, sizes: tuple[int, ...]) -> list[Tens
 # Others
 
 
+def _rwkv(theirs: Any) -> Part:
+    table = take(
+        r_proj__weight="receptance.weight",
+        k_proj__weight="key.weight",
+        v_proj__weight="value.weight",
+        out_proj__weight="output.weight",
+        decay="time_decay",
+        bonus="time_first",
+    )
+    shift = mixtures("receptance", "key", "value")
+    return Part({"d_inner": theirs.attention_hidden_size}, table | shift, {})
+
+
 def _delta_net(theirs: Any) -> Part:
     """Read a gated DeltaNet whose projections lie next to each other, group by group of heads."""
     n_keys, n_heads, d_key, d_value = theirs.num_k_heads, theirs.num_v_heads, theirs.head_k_dim, theirs.head_v_dim
@@ -497,6 +511,7 @@ LAYERS = {
     "RecurrentGemmaRecurrentBlock": Layer("rg_lru", _rg_lru),
     "Lfm2ShortConv": Layer("gated_conv", _gated_conv),
     "xLSTMLayer": Layer("capped_mlstm", _capped_mlstm),
+    "RwkvSelfAttention": Layer("rwkv4", _rwkv),
 }
 
 

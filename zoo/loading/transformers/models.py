@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from zoo.backbone import Backbone
 from zoo.loading.transformers.channels import ACTIVATIONS, CHANNELS, granite_channels, read_channel
 from zoo.loading.transformers.layers import LAYERS, read_layer
-from zoo.loading.transformers.reading import Part, Weights, eps_of, expect, norm_weight, take
+from zoo.loading.transformers.reading import Part, Take, Weights, eps_of, expect, norm_table, take
 from zoo.loading.transformers.shared import read_shared
 from zoo.sharing import SharedTransformer
 
@@ -32,10 +33,12 @@ class Family(NamedTuple):
         output_norms: the same as `norms`, for layers that lack its first one and norm the output of each half.
         residual_norms: the norms are applied to the residual stream itself.
         alone: each layer is one half of ours, a mixer or a channel mixer.
-        multiplied: maps a layer to our parameters and the multipliers that it applies in passing.
+        multiplied: maps the model and a layer to our parameters and the multipliers that it applies in passing.
         embeddings: maps the model to the multiplier of its embeddings.
         logits: maps the configuration to the multiplier of its logits.
         cap: the configuration's field for the bound of the logits.
+        head: path of the map to logits.
+        embedding_norm: path of a norm of the embeddings themselves; empty for none.
     """
 
     embedding: str
@@ -49,10 +52,12 @@ class Family(NamedTuple):
     output_norms: dict[str, str] | None = None
     residual_norms: bool = False
     alone: bool = False
-    multiplied: Callable[[Any], dict[str, float]] = lambda _layer: {}
+    multiplied: Callable[[Any, Any], dict[str, float]] = lambda _theirs, _layer: {}
     embeddings: Callable[[Any], float] = lambda theirs: getattr(theirs.config, "embedding_multiplier", 1.0)
     logits: Callable[[Any], float] = lambda _config: 1.0
     cap: str = ""
+    head: str = "lm_head"
+    embedding_norm: str = ""
 
 
 class Half(NamedTuple):
@@ -102,7 +107,7 @@ def _falcon_h1_mixers(layer: nn.Module) -> Part:
     return Part(options, table, {})
 
 
-def _falcon_h1_multiplied(layer: Any) -> dict[str, float]:
+def _falcon_h1_multiplied(_theirs: Any, layer: Any) -> dict[str, float]:
     return {
         "mixer.members.0.out_proj.weight": layer.ssm_out_multiplier,
         "mixer.members.1.qkv_proj.weight": layer.attention_in_multiplier,
@@ -110,12 +115,12 @@ def _falcon_h1_multiplied(layer: Any) -> dict[str, float]:
     }
 
 
-def _granite_multiplied(layer: Any) -> dict[str, float]:
+def _granite_multiplied(_theirs: Any, layer: Any) -> dict[str, float]:
     last = ("mixer.out_proj.weight", "channel.down_proj.weight", "channel.down_proj", "channel.shared.down_proj.weight")
     return dict.fromkeys(last, layer.residual_multiplier)
 
 
-def _minimax_multiplied(layer: Any) -> dict[str, float]:
+def _minimax_multiplied(_theirs: Any, layer: Any) -> dict[str, float]:
     """Scale each normed stream, which a projection reads; undo that in its weight."""
     kind = "linear" if layer.block_type == "linear_attention" else "full"
     alphas = {f"{kind}_attn_alpha_factor": layer.attn_alpha_factor, "mlp_alpha_factor": layer.mlp_alpha_factor}
@@ -125,6 +130,13 @@ def _minimax_multiplied(layer: Any) -> dict[str, float]:
     for (half, names), alpha in zip(readers.items(), alphas.values(), strict=True):
         scaled |= {f"{half}_norm.weight": alpha} | {f"{half}.{name}": 1 / alpha for name in names}
     return {name: float(factor) for name, factor in scaled.items()}
+
+
+def _rwkv_multiplied(theirs: Any, layer: Any) -> dict[str, float]:
+    """Undo the halving of weights, layers and later ones, that a model in eval mode has done in place."""
+    every = theirs.config.rescale_every
+    halved = layer.layer_id // every if theirs.rwkv.layers_are_rescaled and every > 0 else 0
+    return dict.fromkeys(("mixer.out_proj.weight", "channel.down_proj.weight"), 2.0**halved)
 
 
 _MAMBA = Family(
@@ -197,6 +209,17 @@ MODELS = {
         norm="model.embedding_norm",
         channels=("feed_forward",),
     ),
+    "RwkvForCausalLM": Family(
+        embedding="rwkv.embeddings",
+        layers="rwkv.blocks",
+        mixers=("attention",),
+        norms={"mixer": "ln1", "channel": "ln2"},
+        norm="rwkv.ln_out",
+        channels=("feed_forward",),
+        multiplied=_rwkv_multiplied,
+        head="head",
+        embedding_norm="rwkv.blocks.0.pre_ln",
+    ),
     "xLSTMForCausalLM": Family(
         embedding="backbone.embeddings",
         layers="backbone.blocks",
@@ -219,7 +242,7 @@ def _blocks(theirs: Any, family: Family) -> Iterator[Block]:
         inner = path
         if hasattr(layer, "mamba_decoder"):  # a layer of Zamba2 that reads the shared transformer
             layer, inner = layer.mamba_decoder, f"{path}.mamba_decoder"
-        factors, norms = family.multiplied(layer), family.norms
+        factors, norms = family.multiplied(theirs, layer), family.norms
         if family.output_norms is not None and not hasattr(layer, norms["mixer"]):
             norms = family.output_norms
 
@@ -259,14 +282,19 @@ def _halves(layers: dict[str, nn.Module], family: Family) -> Iterator[Block]:
 def read_model(theirs: Any, weights: Weights) -> Backbone:
     """Build the backbone on the meta device; read its parameters into `weights`."""
     family, config = MODELS[type(theirs).__name__], theirs.config
-    embedding, head = theirs.get_submodule(family.embedding), theirs.lm_head
-    norm = theirs.get_submodule(family.norm)
-    last = norm_weight(family.norm, norm).scaled(family.logits(config))
-    weights.read(take(embedding__weight=f"{family.embedding}.weight") | {"norm.weight": last})
+    embedding, head, norm = map(theirs.get_submodule, (family.embedding, family.head, family.norm))
+    weights.read(norm_table(family.norm, norm, family.logits(config)), "", "norm")
+    table = Take((f"{family.embedding}.weight",))
+    if family.embedding_norm:
+        first = theirs.get_submodule(family.embedding_norm)
+        table = table._replace(change=lambda weight: copy.deepcopy(first).to(weight)(weight).detach())
+        weights.leave_out(family.embedding_norm)
+        expect(config, {"tie_word_embeddings": (head.weight is embedding.weight, False)})
+    weights.read({"embedding.weight": table})
     if head.weight is embedding.weight:
         weights.found["head.weight"] = weights.found["embedding.weight"]  # one parameter, here too
     else:
-        weights.read(take(head__weight="lm_head.weight"))
+        weights.read(take(head__weight=f"{family.head}.weight"))
     blocks, eps = list(_blocks(theirs, family)), {family.norm: eps_of(norm)}
     sharing: dict[str, Any] = {}
     shared = read_shared(theirs, family.layers, weights)
@@ -280,8 +308,7 @@ def read_model(theirs: Any, weights: Weights) -> Backbone:
             if half is not None:
                 ours, layer_norm = f"{our_blocks}.{number}.{name}", theirs.get_submodule(half.norm)
                 weights.read(half.part.table, "", ours)
-                weight = norm_weight(half.norm, layer_norm).scaled(half.norm_scale)
-                weights.read({"weight": weight}, "", f"{ours}_norm")
+                weights.read(norm_table(half.norm, layer_norm, half.norm_scale), "", f"{ours}_norm")
                 eps[half.norm] = eps_of(layer_norm)
     pattern = [block.mixer.part.options for block in blocks]
     channels = [{} if block.channel is None else block.channel.part.options for block in blocks]
@@ -300,6 +327,7 @@ def read_model(theirs: Any, weights: Weights) -> Backbone:
             vocab_size=embedding.num_embeddings,
             n_outputs=head.out_features,
             norm_eps=eps[family.norm],
+            norm_type="layer" if isinstance(norm, nn.LayerNorm) else "rms",
             embedding_scale=family.embeddings(theirs),
             logit_cap=getattr(config, family.cap) if family.cap else None,
             **_channel_options(channels),
@@ -324,12 +352,12 @@ def stages_of(theirs: Any, ours: Backbone) -> Iterator[tuple[str, Callable[[Tens
     embedding, norm, head = ours.embedding, ours.norm, ours.head
     first, *others = zip(_blocks(theirs, family), _layers_of(ours), strict=True)
     multiplier = family.logits(theirs.config)
-    yield family.embedding, embedding
+    yield family.embedding_norm or family.embedding, embedding
     yield first[0].path, lambda x: first[1](ours.embedding_scale * x)
     for block, mine in others:
         yield block.path, mine
     yield family.norm, lambda x: norm(x) / multiplier
-    yield "lm_head", head
+    yield family.head, head
     yield "", lambda y: ours.capped(multiplier * y)
 
 

@@ -59,11 +59,22 @@ def same(*names: str) -> Table:
     return {name: Take((name,)) for name in names}
 
 
+def mixtures(*names: str) -> Table:
+    """Return RWKV's weights of an input beside the one before it, which are (1, 1, d_model) each there."""
+    return {"shift": Take(tuple(f"time_mix_{name}" for name in names), lambda weight: weight.squeeze(1))}
+
+
 def norm_weight(path: str, norm: Any) -> Take:
     """Read the weight of a norm of theirs, some of which store it less one."""
     if type(norm).__name__ in LESS_ONE:
         return Take((f"{path}.weight",), lambda weight: weight + 1)
     return Take((f"{path}.weight",))
+
+
+def norm_table(path: str, norm: Any, factor: float = 1.0) -> Table:
+    """Return a table of a norm of theirs whose output is multiplied; only some have a bias."""
+    table = {"weight": norm_weight(path, norm).scaled(factor)}
+    return table | ({"bias": Take((f"{path}.bias",)).scaled(factor)} if isinstance(norm, nn.LayerNorm) else {})
 
 
 LESS_ONE = ("Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm", "RecurrentGemmaRMSNorm")
@@ -157,7 +168,7 @@ class Weights:
         return weight.squeeze(1) if depthwise else weight
 
     def leave_out(self, path: str) -> None:
-        """Count the parameters of a module that their model never runs as read."""
+        """Count the parameters of a module as read: their model never runs it, or it is part of other weights here."""
         for parameter in self.theirs.get_submodule(path).parameters():
             self.unread.pop(id(parameter), None)
 
