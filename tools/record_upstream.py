@@ -577,6 +577,24 @@ def lightning_attention() -> tuple[nn.Module, Run]:
     return module, run
 
 
+@layer("rwkv4", "transformers", "models/rwkv/modeling_rwkv.py")
+def rwkv4() -> tuple[nn.Module, Run]:
+    file = importlib.import_module("transformers.models.rwkv.modeling_rwkv")
+    module = file.RwkvSelfAttention(file.RwkvConfig(hidden_size=6, attention_hidden_size=10, num_hidden_layers=1))
+    for vector in (weight for name, weight in module.named_parameters() if name.startswith("time_")):
+        nn.init.constant_(vector, 0.5)  # the model that holds the layer would start them
+
+    def run(x: Tensor) -> tuple[Tensor, State]:
+        state = [x.new_zeros(len(x), width, 1) for width in (6, 6, 10, 10, 10)]
+        state[4] -= 1e30
+        with torch.no_grad():  # it writes into the state
+            _, *state = module(x, state=state, use_cache=True)[1]
+        names = ("last", "numerator", "denominator", "largest")
+        return module(x)[0], {name: part[:, :, 0] for name, part in zip(names, state, strict=True)}
+
+    return module, run
+
+
 @layer("differential_attention", "transformers", "models/diffllama/modeling_diffllama.py")
 def differential_attention() -> tuple[nn.Module, Run]:
     sizes = {"num_attention_heads": 6, "num_key_value_heads": 6, "num_hidden_layers": 3, "rms_norm_eps": 1e-5}

@@ -31,6 +31,7 @@ GDN2 = "fla-org/flash-linear-attention bc3b101, fla/layers/gdn2.py"
 COMBA = "fla-org/flash-linear-attention bc3b101, fla/layers/comba.py"
 MESA = "fla-org/flash-linear-attention bc3b101, fla/layers/mesa_net.py"
 PRODUCT = "fla-org/flash-linear-attention bc3b101, fla/layers/gated_deltaproduct.py"
+RWKV4 = "BlinkDL/RWKV-LM 083f950, RWKV-v4/src/model.py, RWKV_TimeMix in its first layer"
 RWKV6 = "BlinkDL/RWKV-LM 524481d, RWKV-v5/src/model.py, RWKV_Tmix_x060 in its first layer"
 RWKV = "fla-org/flash-linear-attention bc3b101, fla/layers/rwkv7.py, its first layer"
 XLSTM = "NX-AI/xlstm 032a6fb, xlstm/blocks/mlstm/layer.py and cell.py"
@@ -166,6 +167,12 @@ TABLE = [
     Initial("comba", "A", lambda m: m.A_log.exp(), uniform(0, 16), COMBA, HEADS, 4),
     *[Initial("comba", name, named(name), 1.0, COMBA) for name in ("D", "feedback")],
     Initial("mesa_net", "ridge", lambda m: 0.25 + F.softplus(m.ridge), 1.0, MESA),
+    # rwkv4
+    Initial("rwkv4", "time_mix_r", lambda m: m.shift[0], [(n / 6) ** 0.5 for n in range(6)], RWKV4, {}, 6),
+    Initial("rwkv4", "time_mix_k, _v", lambda m: m.shift[1:], [n / 6 for n in range(6)], RWKV4, {}, 6),
+    Initial("rwkv4", "time_decay", named("decay"), [-5 + 8 * (n / 5) ** 0.7 for n in range(6)], RWKV4, {}, 6),
+    Initial("rwkv4", "time_first", named("bonus"), [math.log(0.3) + n / 2 for n in (0, 1, -1, 0)], RWKV4, {}, 4),
+    Initial("rwkv4", "W_v W_v^T", lambda m: _squared(m, "v"), [1.0, *[0.0] * 7], RWKV4, {}, 8),
     # rwkv6: two heads of 3 channels.
     Initial("rwkv6", "time_maa_x", named("mu"), [1 - n / 6 for n in range(6)], RWKV6, {}, 6),
     Initial("rwkv6", "time_maa_w to _v", lambda m: m.mix_bias[1:4], [1 - n / 6 for n in range(6)], RWKV6, {}, 6),

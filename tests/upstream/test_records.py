@@ -172,6 +172,13 @@ def gsa(w: Weights) -> Weights:
     return {**joined(w), "decay_proj.weight": w["f_proj.weight"], "norm.weight": w["g_norm.weight"]}
 
 
+def rwkv4(w: Weights) -> Weights:
+    shift = torch.cat([w[f"time_mix_{name}"] for name in ("receptance", "key", "value")]).squeeze(1)
+    names = {"r_proj": "receptance", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
+    maps = {f"{ours}.weight": w[f"{theirs}.weight"] for ours, theirs in names.items()}
+    return {"shift": shift, "decay": w["time_decay"], "bonus": w["time_first"], **maps}
+
+
 def rwkv6(w: Weights) -> Weights:
     names = {"mix_down.weight": "x_proj.0.linear.weight", "mu": "x_proj.0.mu", "mix_up.weight": "x_proj.2.weight"}
     names |= {"mix_bias": "x_bias", "bonus": "bonus", "norm_weight": "g_norm.weight", "norm_bias": "g_norm.bias"}
@@ -500,6 +507,15 @@ TWINS = {
     "delta_product": Twin("delta_product", {"n_heads": 2}, gated_delta_net, alike("S", "conv")),
     "retnet": Twin("retnet", {"n_heads": 2}, retnet),
     "hgrn2": Twin("hgrn2", {"n_heads": 2, "lower_bound": 0.25}, hgrn2, alike("S")),
+    "rwkv4": Twin(
+        "rwkv4",
+        {"d_inner": 10},
+        rwkv4,
+        lambda state, theirs, _: [
+            (state.last[:, 0], theirs["last"]),
+            *((getattr(state, name), theirs[name]) for name in ("numerator", "denominator", "largest")),
+        ],
+    ),
     "rwkv6": Twin("rwkv6", {"n_heads": 2, "d_key": 2, "mix_rank": 3, "decay_rank": 5}, rwkv6, alike("S", "last")),
     "gsa": Twin("gsa", {"n_heads": 2, "n_slots": 5}, gsa, alike("keys", "values")),
     "rwkv7": Twin("rwkv7", {"n_heads": 2, "decay_rank": 3, "gate_rank": 3}, rwkv7, alike("S", "last")),
