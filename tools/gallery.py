@@ -90,6 +90,7 @@ def card(name: str) -> dict[str, Any]:
         "family": entry.family,
         "year": entry.year,
         "source": entry.source,
+        "models": entry.models,
         "cost": cost(name),
         "equation": next((each for each in free if each.startswith(" ")), ""),
         "state": sections["State"],

@@ -134,7 +134,6 @@ def gallery() -> str:
         | {
             "scores": scores.get(name := item["name"], {}),
             "look": look_of(name)._asdict(),
-            "models": MIXERS.entry(name).models,
             "usage": USAGE.format(name=name),
         }
         for item in data["items"]

@@ -43,7 +43,7 @@ _LISTED = (
     *("lru", "hgrn2", "s5", "gdn2", "rg_lru", "identity", "factorized", "lightning_attention", "capped_mlstm"),
     *("parallel_hybrid", "mla", "gated_conv", "differential_attention", "forgetting_attention", "path_attention"),
     *("head_hybrid", "moba", "nsa", "log_linear_gated_delta_net", "log_linear_ssd", "gsa", "comba", "mesa_net"),
-    *("titans", "linoss", "rwkv6", "dsa", "deltaformer"),
+    *("titans", "linoss", "rwkv6", "dsa", "deltaformer", "rwkv4"),
 )
 """Mixers whose looks follow from their places, those most often compared first. Never reorder: only append."""
 _OTHERS = 56  # looks from this one on are those of mixers that are not listed
