@@ -20,8 +20,10 @@ import sys
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +31,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from zoo.adapters.protocols import TransformersCache
 from zoo.check import Adapter, Report, check, properties
 from zoo.check.report import MARKS
 from zoo.report.files import write_atomically
@@ -74,35 +77,64 @@ class LocalCache(Adapter):
         return module(x, cache=state, return_cache=True)
 
 
+class RwkvState(TransformersCache):
+    """Stream transformers' RWKV: `state` is a list of tensors, which the next call writes into."""
+
+    def __init__(self) -> None:
+        super().__init__("state", "inputs_embeds")
+
+
+Role = tuple[Callable[[Tensor], Tensor], int]
+
+
+def _value(width: int) -> Role:
+    return nn.Identity(), width
+
+
+def _direction(width: int) -> Role:
+    return partial(F.normalize, dim=-1), width
+
+
+def _decay(width: int) -> Role:
+    return F.logsigmoid, width
+
+
+def _rate(width: int) -> Role:
+    return torch.sigmoid, width
+
+
 class Naive(nn.Module):
     """A function of a naive.py of fla, of queries, keys and so on that are linear in x: two heads of eight channels.
 
     Args:
         place: path of the file below fla/ops, and the function's name.
         layout: axes of the function's arguments.
-        widths: argument -> channels of a head; 0 for one number without an axis of channels.
+        roles: argument -> what it does, and its channels in a head; 0 for one number without an axis of channels.
+        fixed: its other arguments; a position has `num_householder` keys, values and rates, if given.
     """
 
-    def __init__(self, place: str, layout: str, **widths: int) -> None:
+    def __init__(self, place: str, layout: str, roles: Mapping[str, Role], **fixed: Any) -> None:
         super().__init__()
         self.function = load(str(FLA / "fla" / "ops" / place))
-        self.layout, self.widths = layout, widths
-        self.maps = nn.ModuleDict({name: nn.Linear(16, 2 * (width or 1)) for name, width in widths.items()})
-        self.bonus = nn.Parameter(torch.ones(2, 8)) if "u" in inspect.signature(self.function).parameters else None
+        self.layout, self.roles, self.fixed = layout, roles, fixed
+        self.times = {name: fixed.get("num_householder", 1) if name in ("k", "v", "beta") else 1 for name in roles}
+        widths = {name: 2 * (width or 1) * self.times[name] for name, (_, width) in roles.items()}
+        self.maps = nn.ModuleDict({name: nn.Linear(16, width) for name, width in widths.items()})
+        known = inspect.signature(self.function).parameters
+        self.bonus = nn.Parameter(torch.ones(2, 8)) if "u" in known else None
+        self.states = [name for name in known if name.startswith("initial_")]
 
     def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         given = {} if self.bonus is None else {"u": self.bonus}
-        for name, width in self.widths.items():
-            heads = rearrange(self.maps[name](x), f"b t (h d) -> {self.layout}", h=2)
-            if name in ("g", "gk", "w"):
-                heads = F.logsigmoid(heads)
-            elif name == "beta":
-                heads = heads.sigmoid()
-            elif name in ("k", "p"):
-                heads = F.normalize(heads, dim=-1)
+        for name, (act, width) in self.roles.items():
+            steps = rearrange(self.maps[name](x), "b t (n d) -> b (t n) d", n=self.times[name])
+            heads = act(rearrange(steps, f"b t (h d) -> {self.layout}", h=2))
             given[name] = heads if width else heads.squeeze(-1)
-        y, state = self.function(**given, initial_state=state, output_final_state=True)
-        return rearrange(y, f"{self.layout} -> b t (h d)", h=2), state
+        if "alpha" in self.function.__code__.co_varnames:  # what is erased lies where it is read
+            given["alpha"] = -given["beta"]
+        before = dict(zip(self.states, state or (), strict=False))
+        y, *state = self.function(**given, **self.fixed, **before, output_final_state=True)
+        return rearrange(y, f"{self.layout} -> b t (h d)", h=2), tuple(state)
 
 
 class Case(NamedTuple):
@@ -135,18 +167,20 @@ def _decoder(**options: Any) -> nn.Module:
     return load("x_transformers:Decoder")(dim=16, depth=1, heads=2, attn_dim_head=8, **options)
 
 
-def _transformers(name: str, num_hidden_layers: int = 1, **config: Any) -> Case:
+def _transformers(name: str, num_hidden_layers: int = 1, adapter: str | None = None, **config: Any) -> Case:
     def make() -> nn.Module:
         made = load(f"transformers:{name}Config")
         return load(f"transformers:{name}Model")(
             made(hidden_size=16, vocab_size=8, num_hidden_layers=num_hidden_layers, **config)
         )
 
-    return Case(f"transformers {name}", make)
+    return Case(f"transformers {name}", make, adapter)
 
 
-def _fla(place: str, layout: str = "b t h d", **widths: int) -> Case:
-    return Case(f"fla {place.rpartition(':')[2]}", lambda: Naive(place, layout, **widths))
+def _fla(place: str, layout: str = "b t h d", fixed: Mapping[str, Any] = MappingProxyType({}), **roles: Role) -> Case:
+    queries_and_values = {"q": _value(8), "k": _direction(8), "v": _value(8)}
+    roles = roles if "x" in roles else queries_and_values | roles
+    return Case(f"fla {place.rpartition(':')[2]}", lambda: Naive(place, layout, roles, **fixed))
 
 
 _HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 32}
@@ -167,7 +201,7 @@ _NEMOTRON = {"mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 8, "n_
     "layers_block_type": ["linear_attention", "mlp", "full_attention"],
 }
 _ZAMBA = {"mamba_d_state": 8, "n_mamba_heads": 4, "chunk_size": 8, "adapter_rank": 4}
-_QKV = {"q": 8, "k": 8, "v": 8}
+_PRECONDITIONED = {"g_atk": _decay(0), "beta_atk": _rate(0), "beta": _rate(0)}
 _GEMMA = {"num_key_value_heads": 1, "lru_width": 16, "head_dim": 8, "attention_window_size": 16}
 
 CASES = {
@@ -207,17 +241,36 @@ CASES = {
         "GraniteMoeHybrid", 2, **_HEADS, **_LAYERS, **_MAMBA_2, num_local_experts=0, shared_intermediate_size=16
     ),
     "falcon_h1": _transformers("FalconH1", **_HEADS, **_MAMBA_2, head_dim=8, mamba_d_ssm=32),
+    "rwkv": _transformers("Rwkv", 2, "RwkvState"),
     "zamba2": _transformers("Zamba2", 2, **_HEADS, **_ZAMBA, layers_block_type=["linear_attention", "hybrid"]),
-    "fla_linear": _fla("linear_attn/naive.py:naive_recurrent_linear_attn", **_QKV),
-    "fla_simple_gla": _fla("simple_gla/naive.py:naive_recurrent_simple_gla", **_QKV, g=0),
-    "fla_gla": _fla("gla/naive.py:naive_recurrent_gla", **_QKV, gk=8),
-    "fla_gsa": _fla("gsa/naive.py:naive_recurrent_gsa", **_QKV, s=4, g=4),
-    "fla_hgrn": _fla("hgrn/naive.py:naive_recurrent_hgrn", "b t (h d)", x=8, g=8),
-    "fla_rwkv6": _fla("rwkv6/recurrent_naive.py:naive_recurrent_rwkv6", "b h t d", **_QKV, w=8),
-    "fla_delta_rule": _fla("delta_rule/naive.py:delta_rule_recurrence", "b h t d", **_QKV, beta=0),
-    "fla_gated_delta_rule": _fla("gated_delta_rule/naive.py:naive_recurrent_gated_delta_rule", **_QKV, g=0, beta=0),
-    "fla_kda": _fla("kda/naive.py:naive_recurrent_kda", **_QKV, g=8, beta=0),
-    "fla_comba": _fla("comba/naive.py:naive_recurrent_comba", **_QKV, p=8, g=0, beta=0),
+    "fla_linear": _fla("linear_attn/naive.py:naive_recurrent_linear_attn"),
+    "fla_simple_gla": _fla("simple_gla/naive.py:naive_recurrent_simple_gla", g=_decay(0)),
+    "fla_gla": _fla("gla/naive.py:naive_recurrent_gla", gk=_decay(8)),
+    "fla_abc": _fla("abc/naive.py:naive_recurrent_abc", "b h t d", s=_value(4), g=_decay(4)),
+    "fla_gsa": _fla("gsa/naive.py:naive_recurrent_gsa", s=_value(4), g=_decay(4)),
+    "fla_hgrn": _fla("hgrn/naive.py:naive_recurrent_hgrn", "b t (h d)", x=_value(8), g=_decay(8)),
+    "fla_rwkv6": _fla("rwkv6/recurrent_naive.py:naive_recurrent_rwkv6", "b h t d", w=_decay(8)),
+    "fla_iplr": _fla("generalized_delta_rule/iplr/naive.py:iplr_recurrence", "b h t d", beta=_direction(8)),
+    "fla_dplr": _fla(
+        "generalized_delta_rule/dplr/naive.py:dplr_recurrence", "b h t d", beta=_direction(8), gk=_decay(8)
+    ),
+    "fla_delta_rule": _fla("delta_rule/naive.py:delta_rule_recurrence", "b h t d", beta=_rate(0)),
+    "fla_gated_delta_rule": _fla(
+        "gated_delta_rule/naive.py:naive_recurrent_gated_delta_rule", g=_decay(0), beta=_rate(0)
+    ),
+    "fla_gated_delta_product": _fla(
+        "gated_delta_product/naive.py:naive_recurrent_gated_delta_product",
+        fixed={"num_householder": 2, "scale": None, "cu_seqlens": None},
+        g=_decay(0),
+        beta=_rate(0),
+    ),
+    "fla_precond_gated_delta_rule": _fla(
+        "precond_gated_delta_rule/naive.py:naive_recurrent_precond_gated_delta_rule", g=_decay(0), **_PRECONDITIONED
+    ),
+    "fla_kda": _fla("kda/naive.py:naive_recurrent_kda", g=_decay(8), beta=_rate(0)),
+    "fla_precond_kda": _fla("precond_kda/naive.py:naive_recurrent_precond_kda", g=_decay(8), **_PRECONDITIONED),
+    "fla_gdn2": _fla("gdn2/naive.py:naive_recurrent_gdn2", g=_decay(8), b=_rate(8), w=_rate(8)),
+    "fla_comba": _fla("comba/naive.py:naive_recurrent_comba", p=_direction(8), g=_decay(0), beta=_rate(0)),
 }
 
 globals().update({name: case.make for name, case in CASES.items()})  # so that `zoo check` finds them in this file
@@ -240,8 +293,8 @@ marks say nothing about those. A mark is about this contract, and a package may 
 asks for; each ✗ is explained below. Findings are about the versions above; later ones may differ.
 `zoo check` does the same for any module; this project's own mixers pass the same suite.
 
-Of fla the table has ten of the recurrent forms in its files `naive.py`; the others, its chunked forms, kernels and
-layers are not in it.
+Of fla the table has the recurrent forms in its files `naive.py`; its chunked and parallel forms, kernels and layers are
+not in it.
 
 ✓ holds, ✗ does not, – does not apply (the module has no such thing, or nobody marked its coefficients).
 """
