@@ -275,8 +275,17 @@ CASES = {
 
 globals().update({name: case.make for name, case in CASES.items()})  # so that `zoo check` finds them in this file
 
-REMARKS: Mapping[tuple[str, str], str] = {
-    (case, name): " ".join(remark["text"].split())
+
+
+class Remark(NamedTuple):
+    """The explanation of failures, and lines that show them without this project; empty for none."""
+
+    text: str
+    lines: str = ""
+
+
+REMARKS: Mapping[tuple[str, str], Remark] = {
+    (case, name): Remark(" ".join(remark["text"].split()), remark.get("lines", "").strip())
     for remark in tomllib.loads(Path(__file__).with_name("conformance.toml").read_text())["remark"]
     for case in remark["cases"]
     for name in remark["properties"]
@@ -313,6 +322,14 @@ def _version(package: str) -> str:
     return subprocess.check_output(["git", "-C", FLA, "rev-parse", "--short", "HEAD"], text=True).strip()
 
 
+def printed(lines: str) -> str:
+    """Return what lines of Python print in fla's clone, or the last line of their traceback."""
+    command = [sys.executable, "-W", "ignore", "-c", lines]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ended = subprocess.run(command, cwd=FLA, env=environment, capture_output=True, text=True, check=False)
+    return ended.stdout.strip() if ended.returncode == 0 else ended.stderr.strip().splitlines()[-1]
+
+
 def page(found: Mapping[str, Report]) -> Iterator[str]:
     """Yield the lines of docs/conformance.md."""
     packages = dict.fromkeys(title.split()[0] for title in found)
@@ -329,11 +346,19 @@ def page(found: Mapping[str, Report]) -> Iterator[str]:
         yield from table([topic, *(f"`{name}`" for name in names)], rows, "l" + "c" * len(names))
         yield ""
     yield "## Each ✗ explained\n"
-    yield "Each command checks the property again, if the package is installed. The remarks come from its code.\n"
-    for title, report in found.items():
-        for finding in report.failed:
-            yield f"### {title}: `{finding.property}`\n\n{REMARKS[title, finding.property]}\n"
-            yield f"Found: {finding.detail}.\n\n    {finding.reproduce}\n"
+    yield "The remarks come from the packages' code. Lines of Python show a failure without this project, and what they"
+    yield "print follows them; each command checks a property again, if the package is installed.\n"
+    failed = [(title, finding) for title, report in found.items() for finding in report.failed]
+    for remark in dict.fromkeys(REMARKS[title, finding.property] for title, finding in failed):
+        of_it = [(title, finding) for title, finding in failed if REMARKS[title, finding.property] == remark]
+        titles = ", ".join(dict.fromkeys(title for title, _ in of_it))
+        yield f"### {titles}: {', '.join(dict.fromkeys(f'`{finding.property}`' for _, finding in of_it))}\n"
+        yield f"{remark.text}\n"
+        if remark.lines:
+            yield f"```python\n{remark.lines}\n```\n\n```text\n{printed(remark.lines)}\n```\n"
+        for _, finding in of_it:
+            yield f"- {finding.detail}.\n\n      {finding.reproduce}"
+        yield ""
     yield "## Further measurements\n"
     rows = []
     for title, report in found.items():

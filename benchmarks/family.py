@@ -67,11 +67,12 @@ def whole_layers(sizes: Sizes) -> Section:
     heads = f"batch 1, length {sizes.family_length}, 4 heads of width {sizes.family_width}"
     section = Section(
         f"Whole layers, projections included, at {heads}, {all_cores()} threads, with the gradients of all parameters."
-        " transformers is DeepSeek-V3, DeepSeek-V3.2 (64 positions chosen) and MiniMax, whose softmax is"
-        " torch's fused kernel, as ours is. titans-pytorch runs a linear memory with a gradient step per position. The"
-        " blocks of native-sparse-attention-pytorch are ours: 32 positions, four for a query, a window of 64. The last"
-        " two are measured if they are installed. The projections, which both sides have, are a large part of lightning"
-        " attention's time and bound its ratio. Memory is that of forward + backward above the inputs."
+        " transformers is DeepSeek-V3, DeepSeek-V3.2 (64 positions chosen) and MiniMax, whose softmax is torch's fused"
+        " kernel, as ours is, and RWKV-4, a Python loop over positions. titans-pytorch runs a linear memory with a"
+        " gradient step per position. The blocks of native-sparse-attention-pytorch are ours: 32 positions, four for a"
+        " query, a window of 64. The last two are measured if they are installed. The projections, which both sides"
+        " have, are a large part of lightning attention's time and bound its ratio. Memory is that of forward +"
+        " backward above the inputs."
     )
     table = _table("layer")
     for name in layers.available():

@@ -1,7 +1,7 @@
 """Whole layers and their peers in other libraries: the same widths, each with weights of its own.
 
 Forms take x (batch, seq, d_model) and the layer's parameters. tests/upstream compares the numbers of mla, dsa,
-lightning_attention and titans with these peers; the peer of nsa also compresses by a trained map. transformers (extra
+lightning_attention, rwkv4 and titans with these peers; the peer of nsa also compresses by a trained map. transformers (extra
 `bench`) is called as it is installed, with torch's fused kernel for softmax attention. titans-pytorch and
 native-sparse-attention-pytorch belong to no extra: install them where Python finds them, or they are left out.
 """
@@ -37,6 +37,10 @@ class Pair(NamedTuple):
     package: str
     options: Callable[[Sizes], dict[str, Any]]
     peer: Callable[[Sizes], Peer]
+
+
+def _heads(n: Sizes) -> dict[str, int]:
+    return {"n_heads": n.heads, "d_head": n.d_head}
 
 
 def _latents(n: Sizes) -> dict[str, int]:
@@ -94,6 +98,13 @@ def minimax(n: Sizes) -> Peer:
     return file.MiniMaxLightningAttention(config, 0), lambda x: {"position_embeddings": None, "attention_mask": None}
 
 
+def rwkv(n: Sizes) -> Peer:
+    """Time mixing of RWKV-4, a Python loop over positions."""
+    file = transformers_model("rwkv")
+    config = file.RwkvConfig(hidden_size=n.heads * n.d_head, vocab_size=8, num_hidden_layers=2)
+    return file.RwkvModel(config).blocks[0].attention, lambda x: {}
+
+
 def titans_pytorch(n: Sizes) -> Peer:
     """Make the linear memory of titans-pytorch, a gradient step per position."""
     file = importlib.import_module("titans_pytorch.neural_memory")
@@ -111,11 +122,12 @@ def native_sparse_attention(n: Sizes) -> Peer:
 
 
 PAIRS: dict[str, Pair] = {
-    "mla": Pair("transformers", _latents, deepseek_v3),
-    "dsa": Pair("transformers", lambda n: _latents(n) | _index(n), deepseek_v32),
-    "lightning_attention": Pair("transformers", lambda n: {}, minimax),
-    "titans": Pair("titans_pytorch", lambda n: {"d_conv": 1}, titans_pytorch),
-    "nsa": Pair("native_sparse_attention_pytorch", lambda n: {}, native_sparse_attention),
+    "mla": Pair("transformers", lambda n: _heads(n) | _latents(n), deepseek_v3),
+    "dsa": Pair("transformers", lambda n: _heads(n) | _latents(n) | _index(n), deepseek_v32),
+    "lightning_attention": Pair("transformers", _heads, minimax),
+    "rwkv4": Pair("transformers", lambda n: {}, rwkv),
+    "titans": Pair("titans_pytorch", lambda n: _heads(n) | {"d_conv": 1}, titans_pytorch),
+    "nsa": Pair("native_sparse_attention_pytorch", _heads, native_sparse_attention),
 }
 
 
@@ -127,7 +139,7 @@ def available() -> list[str]:
 def forms(name: str, n: Sizes, generator: torch.Generator) -> dict[str, tuple[Form, tuple[Tensor, ...]]]:
     """Return form and inputs by library, ours first."""
     pair, x = PAIRS[name], n.per_channel(generator)
-    mixer = create_mixer(name, x.shape[2], n_heads=n.heads, d_head=n.d_head, **pair.options(n)).eval()
+    mixer = create_mixer(name, x.shape[2], **pair.options(n)).eval()
     peer, arguments = pair.peer(n)
     return {
         "zoo": (_form(mixer, lambda x: {}), (x, *mixer.parameters())),
