@@ -276,7 +276,6 @@ CASES = {
 globals().update({name: case.make for name, case in CASES.items()})  # so that `zoo check` finds them in this file
 
 
-
 class Remark(NamedTuple):
     """The explanation of failures, and lines that show them without this project; empty for none."""
 

@@ -1,8 +1,8 @@
 """Whole layers and their peers in other libraries: the same widths, each with weights of its own.
 
 Forms take x (batch, seq, d_model) and the layer's parameters. tests/upstream compares the numbers of mla, dsa,
-lightning_attention, rwkv4 and titans with these peers; the peer of nsa also compresses by a trained map. transformers (extra
-`bench`) is called as it is installed, with torch's fused kernel for softmax attention. titans-pytorch and
+lightning_attention, rwkv4 and titans with these peers; the peer of nsa also compresses by a trained map. transformers
+(extra `bench`) is called as it is installed, with torch's fused kernel for softmax attention. titans-pytorch and
 native-sparse-attention-pytorch belong to no extra: install them where Python finds them, or they are left out.
 """
 

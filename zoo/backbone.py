@@ -168,9 +168,7 @@ class Backbone(Pretrained):
                     for layer in range(n_layers)
                 ]
             residual = [
-                ResidualBlock(
-                    mixer, norm_eps=norm_eps, norm_type=norm_type, canon=places.replace("A", ""), **options
-                )
+                ResidualBlock(mixer, norm_eps=norm_eps, norm_type=norm_type, canon=places.replace("A", ""), **options)
                 for mixer, options in zip(mixers, blocks, strict=True)
             ]
             if decode_from:

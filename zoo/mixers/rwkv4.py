@@ -83,8 +83,8 @@ class RWKV4(SequenceMixer):
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> RWKV4State:
         last = torch.zeros(batch_size, 1, self.d_model, dtype=dtype, device=device)
-        sums = torch.zeros(2, batch_size, self.d_inner, dtype=accumulator(dtype), device=device)
-        return RWKV4State(last, *sums, torch.full_like(sums[0], _EMPTY))
+        numerator, denominator = torch.zeros(2, batch_size, self.d_inner, dtype=accumulator(dtype), device=device)
+        return RWKV4State(last, numerator, denominator, torch.full_like(numerator, _EMPTY))
 
     def mix(self, x: Tensor, state: RWKV4State, lengths: Tensor | None) -> tuple[Tensor, RWKV4State]:
         before, last = previous(x, state.last, lengths)

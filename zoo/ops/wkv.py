@@ -28,7 +28,9 @@ def wkv(
     Float[Tensor, "batch channels"],
     Float[Tensor, "batch channels"],
 ]:
-    """y_t = sum_{j <= t} w_tj v_j / sum_{j <= t} w_tj, w_tj = exp((t - 1 - j) log_decay + k_j), w_tt = exp(bonus + k_t).
+    """y_t = sum_{j <= t} w_tj v_j / sum_{j <= t} w_tj.
+
+    Its weights are w_tj = exp((t - 1 - j) log_decay + k_j) and w_tt = exp(bonus + k_t).
 
     Peng et al. 2305.13048, eq. 16. Both sums are linear recurrences, kept divided by exp(m_t) with
     m_t = max(log_decay + m_{t-1}, k_t), so that no exponential exceeds one.
@@ -62,4 +64,5 @@ def wkv(
     kept, here = torch.exp(before - top), torch.exp(own - top)
     scale = (kept * total + here).reciprocal()
     y = coefficient(kept * scale) * past + coefficient(here * scale) * v
-    return y, *last.chunk(2, dim=1), m[:, -1]
+    numerator, denominator = last.chunk(2, dim=1)
+    return y, numerator, denominator, m[:, -1]

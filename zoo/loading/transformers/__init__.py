@@ -30,16 +30,16 @@ def load_transformers(source: nn.Module | str | os.PathLike[str], *, verify: boo
 
     Models: the ...ForCausalLM of Mamba, FalconMamba, Mamba2, Jamba, Llama, Qwen3, Qwen3Moe, Qwen3Next, Qwen3_5,
     Qwen3_5Moe, DeepseekV3, KimiLinear, MiniMax, Zamba2, Bamba, GraniteMoeHybrid, FalconH1, NemotronH, OlmoHybrid,
-    RecurrentGemma, Lfm2, xLSTM and Rwkv (RWKV-4). Layers: their mixers. docs/transformers.md lists the supported configurations. Every
-    weight is copied, in its dtype, on its device, with its requires_grad; those that are one parameter here (queries,
-    keys and values; gate and up) must agree in these. A multiplier that transformers applies in passing (Granite,
-    Falcon-H1, MiniMax) is multiplied into the weight before it, a norm that stores its weight less one (Qwen3-Next,
-    Qwen3.5, RecurrentGemma) gets the one: outputs and gradients of inputs are the same, and the gradient of such a
-    weight is theirs divided by the multiplier. A head whose weight is the embedding's still is. What a layer of ours
-    has and theirs lacks is a frozen constant: ones for the norms of dt, B and C in FalconMamba, zeros for the bias of
-    Kimi Linear's output gate. RWKV's norm of the embeddings is computed into them, once. What transformers never runs (low-rank maps of a Zamba2 without shared blocks) is left
-    out. The embedding of a padding token, which transformers leaves out of training, is a
-    parameter like the others.
+    RecurrentGemma, Lfm2, xLSTM and Rwkv (RWKV-4). Layers: their mixers. docs/transformers.md lists the supported
+    configurations. Every weight is copied, in its dtype, on its device, with its requires_grad; those that are one
+    parameter here (queries, keys and values; gate and up) must agree in these. A multiplier that transformers applies
+    in passing (Granite, Falcon-H1, MiniMax) is multiplied into the weight before it, a norm that stores its weight less
+    one (Qwen3-Next, Qwen3.5, RecurrentGemma) gets the one: outputs and gradients of inputs are the same, and the
+    gradient of such a weight is theirs divided by the multiplier. A head whose weight is the embedding's still is. What
+    a layer of ours has and theirs lacks is a frozen constant: ones for the norms of dt, B and C in FalconMamba, zeros
+    for the bias of Kimi Linear's output gate. RWKV's norm of the embeddings is computed into them, once. What
+    transformers never runs (low-rank maps of a Zamba2 without shared blocks) is left out. The embedding of a padding
+    token, which transformers leaves out of training, is a parameter like the others.
 
     Args:
         source: the layer or model, or the folder (or name) of a pretrained model, which transformers loads.
