@@ -833,7 +833,10 @@ def delta_net(
 ) -> Array:
     """Yang et al. 2406.06484; with alpha and an output gate 2412.06464; n_householder steps: Siems 2502.10297."""
     q, k, v, beta, alpha = delta_parts(p, x, n_heads, n_householder=n_householder, **options)
-    heads = delta_heads(q, k, silu(v), beta, alpha, level_weights(p, x, n_levels), n_householder)
+    levels = level_weights(p, x, n_levels)
+    if levels is not None:
+        levels = q.shape[2] * levels  # queries of length sqrt(d_head), as in the authors' code
+    heads = delta_heads(q, k, silu(v), beta, alpha, levels, n_householder)
     heads = heads[n_householder - 1 :: n_householder]
     return (joined(rms_norm(heads, p["norm.weight"], norm_eps)) * output_gate(p, x)) @ p["out_proj.weight"].T
 

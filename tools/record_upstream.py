@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import copy
 import importlib
 import importlib.metadata
 import json
@@ -48,6 +49,7 @@ SOURCES = {
     "xlstm": ("NX-AI/xlstm", "032a6fb8ee19a8c0db80ae6111ff4744a09414a9"),
     "zoology": ("HazyResearch/zoology", "d88d6f5474f36998d82d5c3bd58a190248d0a669"),
     "fast-transformers": ("idiap/fast-transformers", "2ad36b97e64cb93862937bd21fcc9568d989561f"),
+    "log-linear-attention": ("HanGuo97/log-linear-attention", "7f8644159c1406fae1ad863829a5b3a4fbf63022"),
     "titans-pytorch": ("lucidrains/titans-pytorch", "cc016ebca455a003749be4cab715acd88fea4d38"),
     "MoBA": ("MoonshotAI/MoBA", "61e456bc956c5a25fd9c84e5496b661329cb1b72"),
     "attention_with_linear_biases": (
@@ -189,6 +191,53 @@ def gated_delta_net() -> tuple[nn.Module, Run]:
         return naive(q, k, v, 2 * beta.sigmoid(), gate(g, A_log, dt_bias), output_final_state=True)
 
     return _delta("layers.gated_deltanet", "GatedDeltaNet", "gated_delta_rule", kernel, **NEGATIVE)
+
+
+HGDN = [f"hattention/{name}.py" for name in ("modeling_h_gated_deltanet", "gated_delta_rule_apis", "recurrent")]
+
+
+@layer("log_linear_gated_delta_net", "log-linear-attention", *HGDN)
+def log_linear_gated_delta_net() -> tuple[nn.Module, Run]:
+    """Make a layer with a tree of 8 levels, which holds 128 positions, upon flash-linear-attention's GatedDeltaNet."""
+    checkout = Path(sys.path[0])
+    sys.path.insert(0, str(checkout.parent / FLA))
+    file = _fla("layers.gated_deltanet")
+    file.ShortConvolution, file.RMSNorm, file.FusedRMSNormGated = _ShortConv, _Norm, _GatedNorm
+    package = types.ModuleType("hattention")
+    package.__path__ = [str(checkout / "hattention")]  # without what its own file imports
+    stubs = {  # what the layer imports besides its own files: kernels, and a model's constants
+        "hattention": package,
+        "hattention.kernel": mock.MagicMock(),
+        "hattention.modeling_hattention": types.SimpleNamespace(MAX_NUM_LEVELS=8, LAMBDA_LEVEL_FIXED=True),
+        "causal_conv1d": mock.MagicMock(),
+        "mamba_ssm.ops.triton.ssd_combined": mock.MagicMock(),
+    }
+    with mock.patch.dict(sys.modules, stubs):
+        layers = importlib.import_module("hattention.modeling_h_gated_deltanet")
+        api, recurrent = (
+            importlib.import_module(f"hattention.{name}") for name in ("gated_delta_rule_apis", "recurrent")
+        )
+    read = recurrent.HState.dot
+
+    def dot(held: Any, other: Tensor) -> Tensor:
+        apart = copy.copy(held)
+        apart.states = held.states.clone()  # which the next position writes into
+        return read(apart, other)
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, b: Tensor, g: Tensor, l: Tensor, **given: Any) -> tuple[Tensor, Any]:
+        form = {"base": given["level_base"], "htype": given["htype"], "hstruct": given["hstruct"]}
+        return recurrent.hattention_recurrent(_unit(q), _unit(k), v, g.exp(), b, l, **form)
+
+    recurrent.HState.dot = dot
+    api.hattention_prefill, api.torch = kernel, types.SimpleNamespace(float32=None)  # which it refuses
+    layer = layers.HGatedDeltaNet(hidden_size=6, num_heads=2, head_dim=4, layer_idx=0)
+
+    def run(x: Tensor) -> tuple[Tensor, State]:
+        y = layer(x, use_cache=True)[0]
+        convs = (layer.q_conv1d, layer.k_conv1d, layer.v_conv1d)
+        return y, {"conv": torch.cat([conv.last for conv in convs], 2)}
+
+    return layer, run
 
 
 @layer("kda", FLA, "fla/layers/kda.py", "fla/ops/kda/naive.py", "fla/ops/kda/gate.py")

@@ -244,6 +244,11 @@ def log_linear_ssd(w: Weights) -> Weights:
     return {**ours, "in_proj.weight": inner, "levels.proj.weight": levels, "levels.scale": w["L"].flatten()}
 
 
+def log_linear_gated_delta_net(w: Weights) -> Weights:
+    ours = gated_delta_net({name: tensor for name, tensor in w.items() if name not in ("L", "l_proj.weight")})
+    return {**ours, "levels.proj.weight": w["l_proj.weight"], "levels.scale": w["L"].flatten()}
+
+
 def pairs(d_state: int, angles: int) -> list[int]:
     """Where the zoo's channels of a state stand upstream: the turned pair (m, m + angles) is (2 m, 2 m + 1) there."""
     return [*range(0, 2 * angles, 2), *range(1, 2 * angles, 2), *range(2 * angles, d_state)]
@@ -499,6 +504,12 @@ TWINS = {
     ),
     "delta_net": Twin("delta_net", {"n_heads": 2}, delta_net, alike("S", "conv")),
     "gated_delta_net": Twin("gated_delta_net", {"n_heads": 2, "beta_max": 2.0}, gated_delta_net, alike("S", "conv")),
+    "log_linear_gated_delta_net": Twin(
+        "log_linear_gated_delta_net",
+        {"n_heads": 2, "d_head": 4, "n_levels": 8},
+        log_linear_gated_delta_net,
+        alike("conv"),  # their levels are gathered a position later than ours
+    ),
     "kda": Twin("kda", {"n_heads": 2, "expand": 2, "beta_max": 2.0}, kda, alike("S", "conv")),
     "gdn2": Twin("gdn2", {"n_heads": 2, "expand": 2, "beta_max": 2.0}, kda, alike("S", "conv")),
     "comba": Twin("comba", {"n_heads": 2}, comba, alike("S", "conv")),

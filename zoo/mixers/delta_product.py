@@ -50,7 +50,7 @@ class DeltaProduct(SequenceMixer):
 
     With n_levels there are as many states in place of one (`log_linear_gated_delta_net`): a Fenwick tree over up to
     2^(n_levels - 1) positions, as in `ssd`. All of them decay and are erased; one position writes to those levels that
-    gather it, and reads sum_l lambda_t^l S_l^T q_t with lambda_t = softplus(s * W_l x_t).
+    gather it, and reads sqrt(d_head) sum_l lambda_t^l S_l^T q_t with lambda_t = softplus(s * W_l x_t).
 
     Coefficients. q, k, the decay, beta and lambda whole, sigmoid of the convolved values (which are themselves the
     value), 1/rms, silu(W_g x). The offset is zero.
@@ -164,7 +164,8 @@ class DeltaProduct(SequenceMixer):
             y, S = delta_product(q, k, v, beta, log_decay, state.S)
             state = DeltaProductState(conv, S)
         else:
-            seen, weights = self.levels.after(state.seen, lengths, x.shape[1]), self.levels(x)
+            # Queries have length 1 / sqrt(d_head) here, and sqrt(d_head) in the authors' code.
+            seen, weights = self.levels.after(state.seen, lengths, x.shape[1]), self.d_head * self.levels(x)
             y, S = log_linear_delta_product(q, k, v, beta, log_decay, weights, state.seen, state.S, lengths)
             state = LogLinearDeltaProductState(conv, S, seen)
         y = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)
