@@ -308,6 +308,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     from zoo.report.page import print_page
     from zoo.theory.measure import QUANTITIES, Sizes, measure_backbone, measure_mixers, sizes_within
     from zoo.theory.measure_page import measure_page, write_measurements
+    from zoo.theory.processes import cores
 
     flags = _given(arguments, "d_model", "n_heads", "seq_len", "gradient_len", "lengths", "seed", "n_seeds", "device")
     sizes = Sizes(**flags)
@@ -318,7 +319,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         n_rows, measure = len(model.layers.chain()), functools.partial(measure_backbone, model, sizes)
     else:
         names = named or list(MIXERS)
-        n_rows, measure = len(names), functools.partial(measure_mixers, names, sizes)
+        n_rows, measure = len(names), functools.partial(measure_mixers, names, sizes, processes=cores())
     with progress(n_rows * len(QUANTITIES)) as advance:
         rows = measure(progress=lambda row, quantity: advance(f"{row}: {quantity}"))
     machine = describe_machine(sizes.device)

@@ -41,7 +41,7 @@ from zoo.theory.gradients import (
 )
 from zoo.theory.layers import layer_inputs, random_inputs
 from zoo.theory.operator import offset_share
-from zoo.theory.processes import Progress
+from zoo.theory.processes import Progress, measured
 from zoo.theory.spectra import SpectrumRead, read_spectrum
 from zoo.validate import require_positive, require_seed
 
@@ -142,7 +142,10 @@ class Measurement:
 
 
 def measure_mixers(
-    names: Iterable[str] | None = None, sizes: Sizes | None = None, progress: Progress | None = None
+    names: Iterable[str] | None = None,
+    sizes: Sizes | None = None,
+    progress: Progress | None = None,
+    processes: int = 1,
 ) -> list[Measurement]:
     """Return one row per mixer, freshly drawn, in float64.
 
@@ -150,19 +153,25 @@ def measure_mixers(
         names: which; default all that are registered.
         sizes: default `Sizes()`.
         progress: see `Progress`.
+        processes: that share the mixers, with a thread each; of mixers on the CPU.
 
     Raises:
+        MemoryError: a process was killed.
         ValueError: an unknown name, or sizes that a mixer refuses; before anything is measured.
     """
     sizes = sizes or Sizes()
-    rows = []
-    for name, make in _makers(names, sizes).items():
+    makers = list(_makers(names, sizes).items())
+
+    def measure(at: int, progress: Progress) -> Measurement:
+        name, make = makers[at]
         # The first of the draws is read as an operator, the gradient is over all of them.
         layer = drawn_from(draw_seeds(sizes.seed, 1)[0], make)
         generator = torch.Generator().manual_seed(sizes.seed)
         x = torch.randn(2, sizes.seq_len, layer.d_model, generator=generator, dtype=torch.float64).to(sizes.device)
-        rows.append(_measure(name, layer, x, make, functools.partial(_profile, make, sizes), sizes, progress))
-    return rows
+        return _measure(name, layer, x, make, functools.partial(_profile, make, sizes), sizes, progress)
+
+    processes = processes if torch.device(sizes.device).type == "cpu" else 1
+    return measured(measure, len(makers), processes, progress or (lambda row, quantity: None))
 
 
 def measure_gradients(
