@@ -356,7 +356,7 @@ def page(found: Mapping[str, Report]) -> Iterator[str]:
         if remark.lines:
             yield f"```python\n{remark.lines}\n```\n\n```text\n{printed(remark.lines)}\n```\n"
         for _, finding in of_it:
-            yield f"- {finding.detail}.\n\n      {finding.reproduce}"
+            yield f"- {finding.detail.replace(f'{FLA}/', '')}.\n\n      {finding.reproduce}"
         yield ""
     yield "## Further measurements\n"
     rows = []
