@@ -300,10 +300,15 @@ class LevelWeights(nn.Module):
         Raises:
             ValueError: more than the tree holds.
         """
-        seen, most = seen + (seq_len if lengths is None else lengths), 2 ** (self.n_levels - 1)
-        if readable(seen) and seen.numel() and (longest := int(seen.max())) > most:
-            raise ValueError(f"sequence of {longest} exceeds the {most} positions of n_levels={self.n_levels}")
+        seen = seen + (seq_len if lengths is None else lengths)
+        if readable(seen) and seen.numel():
+            self.require_room(int(seen.max()))
         return seen
+
+    def require_room(self, seq_len: int) -> None:
+        """Raise ValueError if the tree holds fewer positions."""
+        if seq_len > (most := 2 ** (self.n_levels - 1)):
+            raise ValueError(f"sequence of {seq_len} exceeds the {most} positions of n_levels={self.n_levels}")
 
 
 class ShortConv(SequenceMixer):

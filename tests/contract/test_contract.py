@@ -713,3 +713,5 @@ def test_a_sequence_beyond_the_longest_is_refused(name: str, options: dict[str, 
     option = next(f"{key}={value}" for key, value in options.items() if isinstance(value, int))
     assert_refused(lambda: mixer(torch.zeros(1, longest + 1, D_MODEL)), str(longest + 1), option)
     assert_refused(lambda: mixer.stream(torch.zeros(1, 1, D_MODEL), state), str(longest + 1), option)
+    assert_refused(lambda: mixer.state_bytes(longest + 1), str(longest + 1), option)
+    assert mixer.state_bytes(longest) is not None
