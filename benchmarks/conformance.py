@@ -122,6 +122,7 @@ class Naive(nn.Module):
         self.maps = nn.ModuleDict({name: nn.Linear(16, width) for name, width in widths.items()})
         known = inspect.signature(self.function).parameters
         self.bonus = nn.Parameter(torch.ones(2, 8)) if "u" in known else None
+        self.reads_along = "alpha" in known
         self.states = [name for name in known if name.startswith("initial_")]
 
     def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
@@ -130,7 +131,7 @@ class Naive(nn.Module):
             steps = rearrange(self.maps[name](x), "b t (n d) -> b (t n) d", n=self.times[name])
             heads = act(rearrange(steps, f"b t (h d) -> {self.layout}", h=2))
             given[name] = heads if width else heads.squeeze(-1)
-        if "alpha" in self.function.__code__.co_varnames:  # what is erased lies where it is read
+        if self.reads_along:  # what is erased lies where it is read
             given["alpha"] = -given["beta"]
         before = dict(zip(self.states, state or (), strict=False))
         y, *state = self.function(**given, **self.fixed, **before, output_final_state=True)
@@ -322,11 +323,18 @@ def _version(package: str) -> str:
 
 
 def printed(lines: str) -> str:
-    """Return what lines of Python print in fla's clone, or the last line of their traceback."""
+    """Return what lines of Python print in fla's clone, or the last line of their traceback.
+
+    Raises:
+        ValueError: they print nothing.
+    """
     command = [sys.executable, "-W", "ignore", "-c", lines]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ended = subprocess.run(command, cwd=FLA, env=environment, capture_output=True, text=True, check=False)
-    return ended.stdout.strip() if ended.returncode == 0 else ended.stderr.strip().splitlines()[-1]
+    found = ended.stdout.strip() if ended.returncode == 0 else ended.stderr.strip().splitlines()[-1]
+    if not found:
+        raise ValueError(f"lines that ought to show a failure ran and printed nothing:\n{lines}")
+    return found
 
 
 def page(found: Mapping[str, Report]) -> Iterator[str]:

@@ -224,9 +224,9 @@ def log_linear_gated_delta_net() -> tuple[nn.Module, Run]:
         apart.states = held.states.clone()  # which the next position writes into
         return read(apart, other)
 
-    def kernel(q: Tensor, k: Tensor, v: Tensor, b: Tensor, g: Tensor, l: Tensor, **given: Any) -> tuple[Tensor, Any]:
+    def kernel(q: Tensor, k: Tensor, v: Tensor, b: Tensor, g: Tensor, **given: Any) -> tuple[Tensor, Any]:
         form = {"base": given["level_base"], "htype": given["htype"], "hstruct": given["hstruct"]}
-        return recurrent.hattention_recurrent(_unit(q), _unit(k), v, g.exp(), b, l, **form)
+        return recurrent.hattention_recurrent(_unit(q), _unit(k), v, g.exp(), b, given["l"], **form)
 
     recurrent.HState.dot = dot
     api.hattention_prefill, api.torch = kernel, types.SimpleNamespace(float32=None)  # which it refuses

@@ -67,7 +67,8 @@ class Backbone(Pretrained):
         expert_period: layers expert_offset, expert_offset + expert_period, ... have experts.
         expert_offset: the first of them.
         norm_eps: epsilon of the residual backbone's norms.
-        norm_type: of the blocks' norms and the last one: rms, or layer for norms with mean and bias (RWKV-4).
+        norm_type: kind of the residual blocks' norms and the last one: rms, or layer for norms with mean and bias
+            (RWKV-4); a decoder and shared parts keep RMS norms.
         blocks: options of each layer's `ResidualBlock` by itself, such as `{"d_channel": 128, "channel": "relu2"}`, in
             place of d_channel, n_experts, top_k, expert_period and expert_offset.
         shared: options of a `zoo.sharing.SharedTransformer`, a transformer that several layers read (Zamba2), such as
@@ -80,7 +81,7 @@ class Backbone(Pretrained):
     Raises:
         ValueError: sizes that are not positive, both or neither of vocab_size and d_input, unknown names or options,
             experts where no layer has a channel mixer for them, Canon layers where they have no place, a decoder or
-            shared parts with experts, with each other, or in the bare backbone.
+            shared parts with experts, with each other, or in the bare backbone, a shift in layers that share a cache.
     """
 
     def __init__(
@@ -176,6 +177,10 @@ class Backbone(Pretrained):
             elif shared is not None:
                 mixers = [SharedTransformer(residual, norm_eps=norm_eps, **shared)]
             elif upper:
+                if not all(block.by_position for block in residual[-upper:]):
+                    raise ValueError(
+                        "channel rwkv has a state, which the upper layers of shared_cache have no place for"
+                    )
                 mixers = [SharedCache(residual[:-upper], residual[-upper:], norm_eps)]
             else:
                 mixers = residual
@@ -206,7 +211,7 @@ class Backbone(Pretrained):
 
         `at` marks positions, or holds their numbers row * seq + position: to count marks, the host waits for the
         device. With `at`, the last channel mixer and the head run only at the selected positions; a channel mixer with
-        Canon layers runs everywhere, and so do experts in training, since their load counts every position.
+        Canon layers or a shift runs everywhere, and so do experts in training, since their load counts every position.
 
         Raises:
             ValueError: inputs of another kind or width, tokens outside the vocabulary, lengths outside 0..seq, a mask

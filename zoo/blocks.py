@@ -403,9 +403,16 @@ class Stack(SequenceMixer):
 class ShiftedReLU(SequenceMixer):
     """sigmoid(W_r x^r) * W_down relu(W_up x^k)^2, x^s_t = mu_s * x_t + (1 - mu_s) * x_{t-1}: RWKV-4's channel mixer.
 
-    Peng et al. 2305.13048, section 3.1.2. Coefficients: the sigmoid, and relu(W_up x^k). The state is the last input,
+    Peng et al. 2305.13048, eq. 18. Coefficients: the sigmoid, and relu(W_up x^k). The state is the last input,
     (batch, 1, d_model). The mixtures mu start as in the first layer of BlinkDL/RWKV-LM, commit 083f950,
     RWKV-v4/src/model.py; W_r and W_down, zero there, start as nn.Linear does.
+
+    Args:
+        d_model: width of input and output.
+        d_channel: inner width.
+
+    Raises:
+        ValueError: d_channel below 1.
     """
 
     undecayed = ("shift",)
@@ -427,8 +434,11 @@ class ShiftedReLU(SequenceMixer):
             self.shift.copy_((torch.arange(self.d_model) / self.d_model).expand(2, -1))
 
     def rank_law(self, seq_len: int) -> int:
-        # The gate gives each output channel maps of its own, whose rows are those of W_up, each of two taps.
-        return self.d_model * min(2 * self.up_proj.out_features, self.d_model)
+        return self.width_of_span(min(2, seq_len))
+
+    def width_of_span(self, taps: int) -> int:
+        """Count the operators: the gate gives each output channel maps of its own, from the rows of W_up by tap."""
+        return self.d_model * min(taps * self.up_proj.out_features, self.d_model)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> Tensor:
         return torch.zeros(batch_size, 1, self.d_model, dtype=dtype, device=device)
@@ -534,14 +544,18 @@ class ResidualBlock(SequenceMixer):
         if rank is None or isinstance(self.channel, Experts):
             return None
         # The identity is one more operator, in each half of the block; a norm's 1/rms is a scalar and adds none.
-        # Canon before the channel mixer gives each of its units a row for each tap; inside, it scales the unit's map.
+        # Canon before the channel mixer gives each of its units a row for each tap, and a shift one tap more; inside,
+        # it scales the unit's map.
+        units = 0 if self.channel is None else self.channel.down_proj.in_features
+        taps = 1 if self.canon_before is None else min(CANON_WIDTH, seq_len)
         if isinstance(self.channel, ShiftedReLU):
-            width = self.channel.rank_law(seq_len)
+            width = self.channel.width_of_span(min(taps + 1, seq_len))
         else:
-            width = 0 if self.channel is None else self.channel.down_proj.in_features
-        if self.canon_before is not None:
-            width *= self.canon_before.predicted_rank(seq_len) or 1
-        return min(rank + 1, self.d_model**2) * (width + 1)
+            width = taps * units
+        every = self.d_model**2
+        if isinstance(self.mixer_norm, LayerNorm):  # no map but the identity sees the mean that it takes out
+            every -= self.d_model - (self.norm != "residual")
+        return min(min(rank + 1, every) * (width + 1), every)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> Any:
         mixer = self.mixer.empty_state(batch_size, dtype, device)

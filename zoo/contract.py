@@ -156,9 +156,12 @@ class SequenceMixer(Configured, ABC):
         A state without empty dimensions does not grow; any other is found by running `stream` on meta tensors.
 
         Raises:
-            ValueError: seq_len or batch_size below 1.
+            ValueError: seq_len or batch_size below 1, a sequence longer than the mixer takes.
         """
         require_positive(seq_len=seq_len, batch_size=batch_size)
+        for part in self.modules():
+            if require_room := getattr(part, "require_room", None):
+                require_room(seq_len)
         if not self.streams:
             return None
         empty = self.empty_state(batch_size, dtype, "meta")

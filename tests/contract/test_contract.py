@@ -37,7 +37,7 @@ from tests.cases import (
     trained_by_outputs,
 )
 from tests.tolerances import assert_close, tolerance
-from zoo import create_mixer, detach_state, list_mixers, map_state, move_state, reorder_state, state_nbytes
+from zoo import Backbone, create_mixer, detach_state, list_mixers, map_state, move_state, reorder_state, state_nbytes
 from zoo.check import Property, properties
 from zoo.check.outcome import relative_error
 from zoo.check.subject import Subject
@@ -715,3 +715,5 @@ def test_a_sequence_beyond_the_longest_is_refused(name: str, options: dict[str, 
     assert_refused(lambda: mixer.stream(torch.zeros(1, 1, D_MODEL), state), str(longest + 1), option)
     assert_refused(lambda: mixer.state_bytes(longest + 1), str(longest + 1), option)
     assert mixer.state_bytes(longest) is not None
+    model = Backbone({"name": name, **options}, D_MODEL, 1, vocab_size=5, n_outputs=5, d_conv=2)
+    assert_refused(lambda: model.state_bytes(longest + 1), str(longest + 1), option)

@@ -113,6 +113,7 @@ def test_a_model_of_shared_parts_decodes_as_it_reads(options: dict[str, Any], ge
         ({"shared_cache": {"upper": 1, "n_heads": 3}}, "3 8"),
         ({"shared_cache": {"upper": 1, "window": 3}}, "CacheReader 'window'"),
         ({"shared_cache": {"upper": 1}, "canon": "C"}, "shared_cache canon"),
+        ({"shared_cache": {"upper": 1}, "blocks": [{"d_channel": 6, "channel": "rwkv"}] * 4}, "rwkv shared_cache"),
     ],
 )
 def test_shared_parts_that_do_not_fit_are_refused(options: dict[str, Any], words: str) -> None:

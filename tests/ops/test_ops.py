@@ -26,6 +26,7 @@ from zoo.ops.dplr import dplr
 from zoo.ops.precision import chunk_product, widest
 from zoo.ops.recurrent import linear_rnn
 from zoo.ops.scan import selective_scan
+from zoo.ops.wkv import wkv
 from zoo.state import state_tensors
 
 
@@ -401,3 +402,13 @@ def test_torchs_fused_kernels_have_the_numbers_of_their_parts(
     monkeypatch.setattr(transforms, "_device_type", lambda t: "cuda")
     fused = op(u)
     assert_close((fused, *torch.autograd.grad(fused.square().sum(), u)), (parts, *slopes))
+
+
+def test_wkv_keeps_slow_decays_in_float32(generator: torch.Generator) -> None:
+    """Keys much larger than one must not round a decay that is almost one."""
+    k = 60 + 3 * torch.randn(1, 4096, 3, generator=generator, dtype=torch.float64)
+    v = torch.linspace(1, 2, 4096).double().view(1, -1, 1).expand_as(k)
+    given = k, v, -torch.exp(torch.tensor([-5.0, -9.0, -13.0]).double()), torch.zeros(3).double()
+    sums = torch.zeros(1, 3).double(), torch.zeros(1, 3).double(), torch.full((1, 3), -1e38).double()
+    exact, narrow = (wkv(*(t.to(dtype) for t in (*given, *sums)))[0] for dtype in (torch.float64, torch.float32))
+    assert_close(narrow, exact)

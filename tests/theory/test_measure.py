@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.tolerances import assert_close
 from zoo.backbone import Backbone
 from zoo.registry import create_mixer, list_mixers
 from zoo.theory.columns import decay_text, heads_text, rank_text, remarks
@@ -38,7 +39,7 @@ SMALL = Sizes(d_model=4, seq_len=12, n_heads=2, gradient_len=24, lengths=(8, 16)
 def rows() -> list[Measurement]:
     seen: list[tuple[str, str]] = []
     found = measure_mixers(["attention", "factorized", "lstm"], SMALL, lambda *what: seen.append(what))
-    assert seen == [(row.name, quantity) for row in found for quantity in QUANTITIES]
+    assert sorted(seen) == sorted((row.name, quantity) for row in found for quantity in QUANTITIES)
     return found
 
 
@@ -70,6 +71,9 @@ def test_rows_depend_on_the_seed_alone_and_gradients_can_be_had_without_the_rest
     assert highway is not None
     assert torch.equal(noise.profile.values, rows[0].noise.profile.values)
     assert torch.equal(highway.profile.values, rows[0].highway.profile.values)
+    shared = measure_mixers(["attention", "lstm"], SMALL, processes=2)
+    assert [row.name for row in shared] == ["attention", "lstm"]
+    assert_close(shared[0].read.values, rows[0].read.values)
     (other,) = measure_mixers(["attention"], replace(SMALL, seed=1))
     assert not torch.equal(other.read.values, rows[0].read.values)
 

@@ -97,6 +97,11 @@ LAYERS = {
     "conv": lambda: ShortConv(5, 3),
     "two layers": lambda: Stack([attention(2), attention(3, d_head=2)]),
     "channel mixer": lambda: ResidualBlock(attention(2), d_channel=4),
+    "layer norms": lambda: ResidualBlock(attention(2), d_channel=24, norm_type="layer"),
+    "layer norms of outputs": lambda: ResidualBlock(attention(2), d_channel=24, norm_type="layer", norm="output"),
+    "shift after canon": lambda: ResidualBlock(
+        create_mixer("attention", 12, n_heads=1), d_channel=1, canon="C", channel="rwkv"
+    ),
     "shifted channel mixer": lambda: ResidualBlock(attention(1), d_channel=1, channel="rwkv"),
     "canon in front": lambda: Stack([Canon(8), attention(2)]),
     "canon before": lambda: ResidualBlock(attention(1), d_channel=3, canon="C"),

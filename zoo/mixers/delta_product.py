@@ -148,11 +148,6 @@ class DeltaProduct(SequenceMixer):
             return DeltaProductState(conv, S)
         return LogLinearDeltaProductState(conv, S, torch.zeros(batch_size, dtype=torch.int64, device=device))
 
-    def state_bytes(self, seq_len: int, batch_size: int = 1, dtype: torch.dtype = torch.float32) -> int | None:
-        if self.levels is not None:
-            self.levels.require_room(seq_len)
-        return super().state_bytes(seq_len, batch_size, dtype)
-
     def mix(
         self, x: Tensor, state: AnyDeltaProductState, lengths: Tensor | None
     ) -> tuple[Tensor, AnyDeltaProductState]:

@@ -16,7 +16,7 @@ from zoo.ops.time import valid_positions
 from zoo.ops.wkv import wkv
 from zoo.validate import require_positive
 
-_EMPTY = -1e38  # logarithm of the largest weight of no position at all
+_EMPTY = -1e38  # m before the first position: minus infinity, but finite, so that differences are
 
 
 class RWKV4State(NamedTuple):
@@ -90,8 +90,6 @@ class RWKV4(SequenceMixer):
         before, last = previous(x, state.last, lengths)
         x_r, x_k, x_v = torch.addcmul(before, x - before, self.shift.view(3, 1, 1, -1)).unbind(0)
         dtype, valid = state.numerator.dtype, None if lengths is None else valid_positions(lengths, x.shape[1])
-        k, v, log_decay, bonus = (
-            t.to(dtype) for t in (self.k_proj(x_k), self.v_proj(x_v), -torch.exp(self.decay), self.bonus)
-        )
-        y, *sums = wkv(k, v, log_decay, bonus, state.numerator, state.denominator, state.largest, valid)
+        k, v, decay, bonus = (t.to(dtype) for t in (self.k_proj(x_k), self.v_proj(x_v), self.decay, self.bonus))
+        y, *sums = wkv(k, v, -torch.exp(decay), bonus, state.numerator, state.denominator, state.largest, valid)
         return self.out_proj(sigmoid_gate(self.r_proj(x_r), y.to(x.dtype))), RWKV4State(last, *sums)

@@ -178,11 +178,6 @@ class SSD(SequenceMixer):
             return SSDState(conv, h)
         return LogLinearSSDState(conv, h, torch.zeros(batch_size, dtype=torch.int64, device=device))
 
-    def state_bytes(self, seq_len: int, batch_size: int = 1, dtype: torch.dtype = torch.float32) -> int | None:
-        if self.levels is not None:
-            self.levels.require_room(seq_len)
-        return super().state_bytes(seq_len, batch_size, dtype)
-
     def mix(self, x: Tensor, state: AnySSDState, lengths: Tensor | None) -> tuple[Tensor, AnySSDState]:
         wide = state.h.dtype
         z, uBC, dt = self.in_proj(x).split((self.d_inner, sum(self.widths), self.n_heads), dim=2)

@@ -65,7 +65,7 @@ def mlstm(
     else:
         m = running_maximum(log_input, log_forget, largest)
         before = torch.cat((largest.unsqueeze(2), m), dim=2)[:, :, :-1]
-        log_decay = coefficient(log_forget + before - m).unsqueeze(3)
+        log_decay = coefficient(log_forget + (before - m)).unsqueeze(3)
         k = coefficient(k * torch.exp(log_input - m).unsqueeze(3))
         # The normaliser is the same sum over a value that is always one.
         state = torch.cat((memory, normaliser.unsqueeze(3)), dim=3)

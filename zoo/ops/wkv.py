@@ -55,7 +55,7 @@ def wkv(
     else:
         m = running_maximum(write.mT, log_decay.mT, largest).mT
     before = torch.cat((largest.unsqueeze(1), m), dim=1)[:, :-1]
-    decay, weight = coefficient(torch.exp(log_decay + before - m)), coefficient(torch.exp(write - m))
+    decay, weight = coefficient(torch.exp(log_decay + (before - m))), coefficient(torch.exp(write - m))
     sums = torch.cat((numerator, denominator), dim=1)
     after, last = linear_recurrence(decay.repeat(1, 1, 2), torch.cat((weight * v, weight), dim=2), sums)
     past, total = torch.cat((sums.unsqueeze(1), after), dim=1)[:, :-1].chunk(2, dim=2)

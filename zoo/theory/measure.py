@@ -48,8 +48,8 @@ from zoo.validate import require_positive, require_seed
 STATE_LENGTHS = (1024, 65536)
 """Lengths at which the bytes of the state are given."""
 
-QUANTITIES = ("spectrum", "offset", "gradient", "highway", "cost", "input dependence")
-"""What is measured for a row, in this order."""
+QUANTITIES = ("spectrum", "offset", "gradient", "highway", "input dependence", "cost")
+"""What is measured for a row, in this order; costs last, by one process."""
 
 _HIGHWAY_DISTANCES = 8
 
@@ -153,7 +153,7 @@ def measure_mixers(
         names: which; default all that are registered.
         sizes: default `Sizes()`.
         progress: see `Progress`.
-        processes: that share the mixers, with a thread each; of mixers on the CPU.
+        processes: number of processes that share all but the costs, one thread each; off the CPU it is one.
 
     Raises:
         MemoryError: a process was killed.
@@ -161,17 +161,21 @@ def measure_mixers(
     """
     sizes = sizes or Sizes()
     makers = list(_makers(names, sizes).items())
+    progress = progress or (lambda row, quantity: None)
 
-    def measure(at: int, progress: Progress) -> Measurement:
+    def drawn(make: Callable[[int], SequenceMixer]) -> SequenceMixer:
+        # The first of the draws is read as an operator and timed, the gradient is over all of them.
+        return drawn_from(draw_seeds(sizes.seed, 1)[0], make)
+
+    def measure(at: int, progress: Progress) -> functools.partial[Measurement]:
         name, make = makers[at]
-        # The first of the draws is read as an operator, the gradient is over all of them.
-        layer = drawn_from(draw_seeds(sizes.seed, 1)[0], make)
-        generator = torch.Generator().manual_seed(sizes.seed)
+        layer, generator = drawn(make), torch.Generator().manual_seed(sizes.seed)
         x = torch.randn(2, sizes.seq_len, layer.d_model, generator=generator, dtype=torch.float64).to(sizes.device)
         return _measure(name, layer, x, make, functools.partial(_profile, make, sizes), sizes, progress)
 
     processes = processes if torch.device(sizes.device).type == "cpu" else 1
-    return measured(measure, len(makers), processes, progress or (lambda row, quantity: None))
+    rows = measured(measure, len(makers), processes, progress)
+    return [_with_cost(row, drawn(make), sizes, progress) for row, (_, make) in zip(rows, makers, strict=True)]
 
 
 def measure_gradients(
@@ -282,7 +286,8 @@ def measure_backbone(
     rows = []
     for (name, layer, x), (*_, at) in zip(layer_inputs(model, inputs), layer_inputs(model, noise), strict=True):
         profile = functools.partial(profile_at, layer, at)
-        rows.append(_measure(name, layer, x, layer, profile, sizes, progress))
+        row = _measure(name, layer, x, layer, profile, sizes, progress or (lambda row, quantity: None))
+        rows.append(_with_cost(row, layer, sizes, progress or (lambda row, quantity: None)))
     return rows
 
 
@@ -300,39 +305,43 @@ def _measure(
     made: Layer,
     profile: Callable[[], GradientProfile],
     sizes: Sizes,
-    progress: Progress | None,
-) -> Measurement:
-    def now(quantity: str) -> None:
-        if progress is not None:
-            progress(name, quantity)
-
+    progress: Progress,
+) -> functools.partial[Measurement]:
+    """Return a row without its cost."""
     start = time.perf_counter()
-    now("spectrum")
+    progress(name, "spectrum")
     read = read_spectrum(layer, x[:1], sizes.seed)
-    now("offset")
+    progress(name, "offset")
     aside = None if read.rank is None else offset_share(layer, x[:1])
-    now("gradient")
+    progress(name, "gradient")
     noise = fitted(profile())
-    now("highway")
+    progress(name, "highway")
     highway = _highway(made, sizes)
-    now("cost")
-    # In float32, as models run; all other measurements need the digits of float64.
-    cost = complexity(copy.deepcopy(layer).float(), sizes.lengths, repeats=sizes.repeats)
-    now("input dependence")
+    progress(name, "input dependence")
     moved = None if read.rank is None else input_dependence(layer, x[:2])
-    return Measurement(
+    return functools.partial(
+        Measurement,
         name=name,
         read=read,
         predicted_rank=layer.predicted_rank(sizes.seq_len),
         offset_share=aside,
         noise=noise,
         highway=highway,
-        cost=cost,
         input_dependence=moved,
         n_params=sum(p.numel() for p in layer.parameters() if p.requires_grad),
         state_bytes={length: state_bytes(layer, length) for length in STATE_LENGTHS},
         seconds=time.perf_counter() - start,
     )
+
+
+def _with_cost(
+    row: functools.partial[Measurement], layer: SequenceMixer, sizes: Sizes, progress: Progress
+) -> Measurement:
+    """Return the row; what it costs is measured in float32, as models run, where all else needs float64's digits."""
+    start = time.perf_counter()
+    progress(row.keywords["name"], "cost")
+    cost = complexity(copy.deepcopy(layer).float(), sizes.lengths, repeats=sizes.repeats)
+    return row(cost=cost, seconds=row.keywords["seconds"] + time.perf_counter() - start)
 
 
 def state_bytes(layer: SequenceMixer, seq_len: int) -> int | None:

@@ -55,7 +55,7 @@ def measured(measure: Measure[Result], count: int, processes: int, progress: Pro
                     progress(*reports.get())
             return [result.result() for result in results]
         except BrokenProcessPool as error:
-            raise MemoryError("a process that measured was killed; fewer processes need less memory") from error
+            raise MemoryError("a process that measured was killed, as happens where memory is short") from error
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -62,7 +62,10 @@ def departure(theirs: Any, ours: SequenceMixer | Backbone) -> str | None:
 
 @contextmanager
 def _recorded(theirs: Any, paths: Iterable[str]) -> Iterator[dict[str, Tensor]]:
-    """Their outputs by path once they have run, in eval mode; everything is put back afterwards."""
+    """Their outputs by path once they have run, without dropout; training flags are put back afterwards.
+
+    RWKV runs in training mode, in which a pass undoes the halving of weights; the next pass in eval mode halves them.
+    """
     outputs: dict[str, Tensor] = {}
 
     def record(path: str) -> Callable[..., None]:
