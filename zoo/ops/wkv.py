@@ -46,16 +46,18 @@ def wkv(
     Returns:
         y, and both sums and m after the last position.
     """
-    write, log_decay = k, log_decay.expand_as(k)
+    write, steps = k, log_decay.expand_as(k)
     if valid is not None:
         moves = valid.unsqueeze(2)
-        write, log_decay = write.where(moves, -torch.inf), log_decay.where(moves, 0.0)
+        write, steps = write.where(moves, -torch.inf), steps.where(moves, 0.0)
     if k.shape[1] == 1:  # a decoder's step
-        m = torch.maximum(log_decay + largest.unsqueeze(1), write)
+        m = end = torch.maximum(steps + largest.unsqueeze(1), write)
     else:
-        m = running_maximum(write.mT, log_decay.mT, largest).mT
+        with torch.no_grad():  # it cancels in y, and only the state's is asked for a gradient
+            m = running_maximum(write.mT, steps.mT, largest).mT
+        end = _last_maximum(write, steps, largest, m)
     before = torch.cat((largest.unsqueeze(1), m), dim=1)[:, :-1]
-    decay, weight = coefficient(torch.exp(log_decay + (before - m))), coefficient(torch.exp(write - m))
+    decay, weight = coefficient(torch.exp(steps + (before - m))), coefficient(torch.exp(write - m))
     sums = torch.cat((numerator, denominator), dim=1)
     after, last = linear_recurrence(decay.repeat(1, 1, 2), torch.cat((weight * v, weight), dim=2), sums)
     past, total = torch.cat((sums.unsqueeze(1), after), dim=1)[:, :-1].chunk(2, dim=2)
@@ -64,5 +66,17 @@ def wkv(
     kept, here = torch.exp(before - top), torch.exp(own - top)
     scale = (kept * total + here).reciprocal()
     y = coefficient(kept * scale) * past + coefficient(here * scale) * v
-    numerator, denominator = last.chunk(2, dim=1)
-    return y, numerator, denominator, m[:, -1]
+    numerator, denominator = (last * torch.exp(m[:, -1] - end[:, 0]).repeat(1, 2)).chunk(2, dim=1)
+    return y, numerator, denominator, end[:, 0]
+
+
+def _last_maximum(write: Tensor, steps: Tensor, largest: Tensor, m: Tensor) -> Tensor:
+    """Return the last m with its gradient, (batch, 1, channels): that of the key it comes from and of decays since."""
+    with torch.no_grad():
+        since = steps.sum(1, keepdim=True) - steps.cumsum(1)
+        best = (write + since).argmax(1, keepdim=True)
+        from_start = largest.unsqueeze(1) + steps.sum(1, keepdim=True) >= (write + since).gather(1, best)
+        after = torch.arange(write.shape[1], device=write.device).view(1, -1, 1) > best
+    rest = (steps * (after | from_start)).sum(1, keepdim=True)
+    found = torch.where(from_start, largest.unsqueeze(1), write.gather(1, best)) + rest
+    return m[:, -1:] + (found - found.detach())
