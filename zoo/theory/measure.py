@@ -275,7 +275,7 @@ def measure_backbone(
     Raises:
         ValueError: inputs that the model does not take, or fewer than two; see `sizes_within`.
     """
-    sizes = sizes_within(backbone, sizes or Sizes())
+    sizes, progress = sizes_within(backbone, sizes or Sizes()), progress or (lambda row, quantity: None)
     model = copy.deepcopy(backbone).double().to(sizes.device).eval()
     if inputs is None:
         inputs = random_inputs(model, 2, sizes.seq_len, torch.Generator().manual_seed(sizes.seed))
@@ -286,8 +286,8 @@ def measure_backbone(
     rows = []
     for (name, layer, x), (*_, at) in zip(layer_inputs(model, inputs), layer_inputs(model, noise), strict=True):
         profile = functools.partial(profile_at, layer, at)
-        row = _measure(name, layer, x, layer, profile, sizes, progress or (lambda row, quantity: None))
-        rows.append(_with_cost(row, layer, sizes, progress or (lambda row, quantity: None)))
+        row = _measure(name, layer, x, layer, profile, sizes, progress)
+        rows.append(_with_cost(row, layer, sizes, progress))
     return rows
 
 
