@@ -89,7 +89,7 @@ def measure_page(rows: Sequence[Measurement], sizes: Sizes, machine: str) -> Pag
         title="Mixers, measured",
         tables=TABLES,
         rows=rows,
-        lead=[f"{describe_sizes(sizes)} Measured in {sum(row.seconds for row in rows):.0f} s on {machine}."],
+        lead=[f"{describe_sizes(sizes)} The rows took {sum(row.seconds for row in rows):.0f} s in all on {machine}."],
         notes=notes + remarks({row.name: row.read for row in rows}),
         caption="Error against heads, time against length, gradient against distance on random and on highway input",
     )
