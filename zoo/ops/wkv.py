@@ -51,9 +51,10 @@ def wkv(
         moves = valid.unsqueeze(2)
         write, steps = write.where(moves, -torch.inf), steps.where(moves, 0.0)
     if k.shape[1] == 1:  # a decoder's step
-        m = end = torch.maximum(steps + largest.unsqueeze(1), write)
+        m = torch.maximum(steps + largest.unsqueeze(1), write)
+        end = m[:, 0]
     else:
-        with torch.no_grad():  # it cancels in y, and only the state's is asked for a gradient
+        with torch.no_grad():  # m cancels in y; only the state needs its gradient
             m = running_maximum(write.mT, steps.mT, largest).mT
         end = _last_maximum(write, steps, largest, m)
     before = torch.cat((largest.unsqueeze(1), m), dim=1)[:, :-1]
@@ -66,17 +67,12 @@ def wkv(
     kept, here = torch.exp(before - top), torch.exp(own - top)
     scale = (kept * total + here).reciprocal()
     y = coefficient(kept * scale) * past + coefficient(here * scale) * v
-    numerator, denominator = (last * torch.exp(m[:, -1] - end[:, 0]).repeat(1, 2)).chunk(2, dim=1)
-    return y, numerator, denominator, end[:, 0]
+    numerator, denominator = (last * torch.exp(m[:, -1] - end).repeat(1, 2)).chunk(2, dim=1)
+    return y, numerator, denominator, end
 
 
 def _last_maximum(write: Tensor, steps: Tensor, largest: Tensor, m: Tensor) -> Tensor:
-    """Return the last m with its gradient, (batch, 1, channels): that of the key it comes from and of decays since."""
-    with torch.no_grad():
-        since = steps.sum(1, keepdim=True) - steps.cumsum(1)
-        best = (write + since).argmax(1, keepdim=True)
-        from_start = largest.unsqueeze(1) + steps.sum(1, keepdim=True) >= (write + since).gather(1, best)
-        after = torch.arange(write.shape[1], device=write.device).view(1, -1, 1) > best
-    rest = (steps * (after | from_start)).sum(1, keepdim=True)
-    found = torch.where(from_start, largest.unsqueeze(1), write.gather(1, best)) + rest
-    return m[:, -1:] + (found - found.detach())
+    """Return the last m, (batch, channels), with its gradient; m itself is computed without one."""
+    since = steps.sum(1, keepdim=True) - steps.cumsum(1)
+    found = torch.maximum(largest + steps.sum(1), (write + since).amax(1))
+    return m[:, -1] + (found - found.detach())
