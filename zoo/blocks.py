@@ -16,7 +16,7 @@ from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
 from zoo.modules import no_weight_decay, reset_submodules
 from zoo.ops.activation import gelu, gelu_gate, layer_norm, rms_norm, sigmoid_gate, silu_gate
-from zoo.ops.conv import causal_conv, previous
+from zoo.ops.conv import causal_conv, token_shift
 from zoo.ops.experts import Load, count_load, grouped_linear, route, route_by_sigmoid
 from zoo.ops.precision import Device, DType
 from zoo.ops.time import Lengths, as_lengths, reverse, valid_positions
@@ -444,8 +444,7 @@ class ShiftedReLU(SequenceMixer):
         return torch.zeros(batch_size, 1, self.d_model, dtype=dtype, device=device)
 
     def mix(self, x: Tensor, state: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-        before, state = previous(x, state, lengths)
-        x_r, x_k = torch.addcmul(before, x - before, self.shift.view(2, 1, 1, -1)).unbind(0)
+        (x_r, x_k), state = token_shift(x, self.shift, state, lengths)
         inner = self.up_proj(x_k)
         return sigmoid_gate(self.gate_proj(x_r), self.down_proj(coefficient(F.relu(inner)) * inner)), state
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from zoo.contract import SequenceMixer
 from zoo.ops.activation import sigmoid_gate
-from zoo.ops.conv import previous
+from zoo.ops.conv import token_shift
 from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.time import valid_positions
 from zoo.ops.wkv import wkv
@@ -87,8 +87,7 @@ class RWKV4(SequenceMixer):
         return RWKV4State(last, numerator, denominator, torch.full_like(numerator, _EMPTY))
 
     def mix(self, x: Tensor, state: RWKV4State, lengths: Tensor | None) -> tuple[Tensor, RWKV4State]:
-        before, last = previous(x, state.last, lengths)
-        x_r, x_k, x_v = torch.addcmul(before, x - before, self.shift.view(3, 1, 1, -1)).unbind(0)
+        (x_r, x_k, x_v), last = token_shift(x, self.shift, state.last, lengths)
         dtype, valid = state.numerator.dtype, None if lengths is None else valid_positions(lengths, x.shape[1])
         k, v, decay, bonus = (t.to(dtype) for t in (self.k_proj(x_k), self.v_proj(x_v), self.decay, self.bonus))
         y, *sums = wkv(k, v, -torch.exp(decay), bonus, state.numerator, state.denominator, state.largest, valid)

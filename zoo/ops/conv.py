@@ -54,6 +54,17 @@ def previous(
     return causal_conv(x, taps, None, last, lengths)
 
 
+def token_shift(
+    x: Float[Tensor, "batch seq channels"],
+    weight: Float[Tensor, "parts channels"],
+    last: Float[Tensor, "batch 1 channels"],
+    lengths: Int[Tensor, " batch"] | None = None,
+) -> tuple[Float[Tensor, "parts batch seq channels"], Float[Tensor, "batch 1 channels"]]:
+    """Return weight_s * x_t + (1 - weight_s) * x_{t-1} for each part s, and the last input of each row."""
+    before, last = previous(x, last, lengths)
+    return torch.addcmul(before, x - before, weight.view(len(weight), 1, 1, -1)), last
+
+
 def _by_taps(window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     past = weight.shape[1] - 1
     seq_len = window.shape[1] - past
