@@ -41,7 +41,7 @@ from zoo.theory.gradients import (
 )
 from zoo.theory.layers import layer_inputs, random_inputs
 from zoo.theory.operator import offset_share
-from zoo.theory.processes import Progress, measured
+from zoo.theory.processes import Progress, measured, unreported
 from zoo.theory.spectra import SpectrumRead, read_spectrum
 from zoo.validate import require_positive, require_seed
 
@@ -144,7 +144,7 @@ class Measurement:
 def measure_mixers(
     names: Iterable[str] | None = None,
     sizes: Sizes | None = None,
-    progress: Progress | None = None,
+    progress: Progress = unreported,
     processes: int = 1,
 ) -> list[Measurement]:
     """Return one row per mixer, freshly drawn, in float64.
@@ -161,7 +161,6 @@ def measure_mixers(
     """
     sizes = sizes or Sizes()
     makers = list(_makers(names, sizes).items())
-    progress = progress or (lambda row, quantity: None)
 
     def drawn(make: Callable[[int], SequenceMixer]) -> SequenceMixer:
         # The first of the draws is read as an operator and timed, the gradient is over all of them.
@@ -179,7 +178,7 @@ def measure_mixers(
 
 
 def measure_gradients(
-    names: Iterable[str] | None = None, sizes: Sizes | None = None, progress: Progress | None = None
+    names: Iterable[str] | None = None, sizes: Sizes | None = None, progress: Progress = unreported
 ) -> dict[str, tuple[Gradient, Gradient | None]]:
     """Measure only the gradients of `measure_mixers`: name -> (on random input, on highway input or None).
 
@@ -189,8 +188,7 @@ def measure_gradients(
     sizes = sizes or Sizes()
     found = {}
     for name, make in _makers(names, sizes).items():
-        if progress is not None:
-            progress(name, "gradient")
+        progress(name, "gradient")
         found[name] = (fitted(_profile(make, sizes)), _highway(make, sizes))
     return found
 
@@ -258,7 +256,7 @@ def measure_backbone(
     backbone: Backbone,
     sizes: Sizes | None = None,
     inputs: Shaped[Tensor, "batch seq *d_input"] | None = None,
-    progress: Progress | None = None,
+    progress: Progress = unreported,
 ) -> list[Measurement]:
     """Return one row per layer of a (trained) model: its mixer, at its own input.
 
@@ -275,7 +273,7 @@ def measure_backbone(
     Raises:
         ValueError: inputs that the model does not take, or fewer than two; see `sizes_within`.
     """
-    sizes, progress = sizes_within(backbone, sizes or Sizes()), progress or (lambda row, quantity: None)
+    sizes = sizes_within(backbone, sizes or Sizes())
     model = copy.deepcopy(backbone).double().to(sizes.device).eval()
     if inputs is None:
         inputs = random_inputs(model, 2, sizes.seq_len, torch.Generator().manual_seed(sizes.seed))
@@ -337,7 +335,7 @@ def _measure(
 def _with_cost(
     row: functools.partial[Measurement], layer: SequenceMixer, sizes: Sizes, progress: Progress
 ) -> Measurement:
-    """Return the row; what it costs is measured in float32, as models run, where all else needs float64's digits."""
+    """Return the row with its cost, measured in float32, as models run; all other measurements need float64."""
     start = time.perf_counter()
     progress(row.keywords["name"], "cost")
     cost = complexity(copy.deepcopy(layer).float(), sizes.lengths, repeats=sizes.repeats)

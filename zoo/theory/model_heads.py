@@ -25,7 +25,7 @@ from zoo.theory.explorer import explorer_data
 from zoo.theory.gradients import Gradient, fitted, profile_at
 from zoo.theory.layers import layer_inputs, streams
 from zoo.theory.operator import interaction
-from zoo.theory.processes import Progress, measured
+from zoo.theory.processes import Progress, measured, unreported
 from zoo.theory.scores import Score, agreement
 from zoo.theory.spectra import SpectrumRead, read_spectrum
 from zoo.theory.state_size import StateSize, effective_state_size
@@ -113,7 +113,7 @@ def measure_heads(
     others: Shaped[Tensor, "n seq_of_others *d_input"] | None = None,
     score: Score | None = None,
     grid: Sequence[int] = GRID,
-    progress: Progress | None = None,
+    progress: Progress = unreported,
     processes: int = 1,
     explore: bool = False,
 ) -> list[LayerHeads]:
@@ -179,7 +179,7 @@ def measure_heads(
 
     if device.type != "cpu":
         processes = 1
-    return measured(measure, len(layers), processes, progress or (lambda row, quantity: None))
+    return measured(measure, len(layers), processes, progress)
 
 
 def cut_scores(

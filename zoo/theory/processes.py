@@ -24,6 +24,10 @@ _EVERY = 0.2  # seconds between two looks at the progress
 _work: tuple[Measure[Any], Progress] | None = None  # of a process that measures
 
 
+def unreported(row: str, quantity: str) -> None:
+    """Ignore the progress of a measurement: the default `Progress`."""
+
+
 def cores() -> int:
     """Count the cores that this process may use; one where processes cannot share a model by forking."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
