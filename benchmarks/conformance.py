@@ -109,7 +109,7 @@ class Naive(nn.Module):
     Args:
         place: path of the file below fla/ops, and the function's name.
         layout: axes of the function's arguments.
-        roles: argument -> what it does, and its channels in a head; 0 for one number without an axis of channels.
+        roles: argument -> its activation and its channels per head; 0 for one number without an axis of channels.
         fixed: its other arguments; a position has `num_householder` keys, values and rates, if given.
     """
 
@@ -131,7 +131,7 @@ class Naive(nn.Module):
             steps = rearrange(self.maps[name](x), "b t (n d) -> b (t n) d", n=self.times[name])
             heads = act(rearrange(steps, f"b t (h d) -> {self.layout}", h=2))
             given[name] = heads if width else heads.squeeze(-1)
-        if self.reads_along:  # what is erased lies where it is read
+        if self.reads_along:  # erase along the direction that is read
             given["alpha"] = -given["beta"]
         before = dict(zip(self.states, state or (), strict=False))
         y, *state = self.function(**given, **self.fixed, **before, output_final_state=True)
@@ -353,8 +353,8 @@ def page(found: Mapping[str, Report]) -> Iterator[str]:
         yield from table([topic, *(f"`{name}`" for name in names)], rows, "l" + "c" * len(names))
         yield ""
     yield "## Each ✗ explained\n"
-    yield "The remarks come from the packages' code. Lines of Python show a failure without this project, and what they"
-    yield "print follows them; each command checks a property again, if the package is installed.\n"
+    yield "The remarks come from the packages' code. Lines of Python show a failure without this project; their output"
+    yield "follows. Each command checks a property again if the package is installed.\n"
     failed = [(title, finding) for title, report in found.items() for finding in report.failed]
     for remark in dict.fromkeys(REMARKS[title, finding.property] for title, finding in failed):
         of_it = [(title, finding) for title, finding in failed if REMARKS[title, finding.property] == remark]

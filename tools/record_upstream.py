@@ -204,8 +204,8 @@ def log_linear_gated_delta_net() -> tuple[nn.Module, Run]:
     file = _fla("layers.gated_deltanet")
     file.ShortConvolution, file.RMSNorm, file.FusedRMSNormGated = _ShortConv, _Norm, _GatedNorm
     package = types.ModuleType("hattention")
-    package.__path__ = [str(checkout / "hattention")]  # without what its own file imports
-    stubs = {  # what the layer imports besides its own files: kernels, and a model's constants
+    package.__path__ = [str(checkout / "hattention")]  # without the imports of its __init__.py
+    stubs = {  # the layer's imports that are not used here: kernels, and a model
         "hattention": package,
         "hattention.kernel": mock.MagicMock(),
         "hattention.modeling_hattention": types.SimpleNamespace(MAX_NUM_LEVELS=8, LAMBDA_LEVEL_FIXED=True),

@@ -47,7 +47,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 }
 """Field -> values that the zoo can express, whatever the other fields are."""
 TIED = {"Mamba2": ("expand",), "Rwkv": ("layer_norm_epsilon", "tie_word_embeddings")}
-"""Fields that others determine, and those of which the zoo can express one value."""
+"""Fields that other fields determine, and fields with one value that the zoo can express."""
 ORDERS = ("layer_types", "layers_block_type", "block_types")
 BEYOND = {
     **dict.fromkeys(("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias", "conv_bias"), True),
