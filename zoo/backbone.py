@@ -336,6 +336,10 @@ class Backbone(Pretrained):
         """Count the bytes of the state after `seq_len` positions; see `SequenceMixer.state_bytes`."""
         return self.layers.state_bytes(seq_len, batch_size, dtype)
 
+    def require_fit(self, seq_len: int) -> None:
+        """Raise ValueError if a layer does not fit sequences of seq_len positions; see `SequenceMixer.require_fit`."""
+        self.layers.require_fit(seq_len)
+
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters without weight decay: norms, biases, embedding, and those the mixers name."""
         embedding = {"embedding.weight"} if self.embedding is not None else set()

@@ -172,6 +172,16 @@ class SequenceMixer(Configured, ABC):
             x = torch.empty(batch_size, seq_len, self.d_model, dtype=dtype, device="meta")
             return state_nbytes(twin.stream(x)[1])
 
+    def require_fit(self, seq_len: int) -> None:
+        """Raise ValueError if a sequence is longer than some part takes, or so short that it leaves some part no choice.
+
+        For who trains: `forward` and `stream` take short sequences of any part, since a stream begins short.
+        """
+        self.state_bytes(seq_len)
+        for part in self.modules():
+            if require_choice := getattr(part, "require_choice", None):
+                require_choice(seq_len)
+
     def no_weight_decay(self) -> set[str]:
         """Return the names of the parameters that weight decay must spare."""
         return no_weight_decay(self)

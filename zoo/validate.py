@@ -46,6 +46,16 @@ def require_distance(seq_len: int, distance: int) -> None:
         raise ValueError(f"distance must lie in 1..{seq_len - 1} (seq_len={seq_len}), got {distance}")
 
 
+def require_blocks(seq_len: int, block_size: int, top_k: int) -> None:
+    """Raise ValueError if a sequence is shorter than a block, or has fewer blocks than a query chooses."""
+    if block_size > seq_len:
+        raise ValueError(f"block_size={block_size} is longer than a sequence of {seq_len} positions")
+    if top_k > (n_blocks := -(-seq_len // block_size)):
+        raise ValueError(
+            f"top_k={top_k} is more than the {n_blocks} blocks of block_size={block_size} in {seq_len} positions"
+        )
+
+
 def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
     """`d_head`, by default d_model / n_heads.
 

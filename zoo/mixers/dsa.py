@@ -121,6 +121,10 @@ class SparseLatentAttention(LatentAttention):
         free = softmax_freedom(seq_len, self.top_k, normalized=True)
         return min(self.n_heads, self.d_model * self.d_latent, free)
 
+    def require_choice(self, seq_len: int) -> None:
+        if self.top_k > seq_len:
+            raise ValueError(f"top_k={self.top_k} is more than the {seq_len} positions of a sequence")
+
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> Any:  # a SparseLatentState
         latents, seen = super().empty_state(batch_size, dtype, device)
         return SparseLatentState(latents, latents.new_zeros(batch_size, 1, 0, self.d_index), seen)

@@ -14,7 +14,7 @@ from zoo.ops.attention import grow_cache, settle_cache, shared_values_rank, soft
 from zoo.ops.blocks import attend_to_best_blocks, by_position
 from zoo.ops.precision import Device, DType
 from zoo.ops.rope import rotate, turned_channels
-from zoo.validate import head_width, require_positive, shared_heads
+from zoo.validate import head_width, require_blocks, require_positive, shared_heads
 
 
 class BlockAttentionState(NamedTuple):
@@ -96,6 +96,9 @@ class BlockAttention(SequenceMixer):
             pairs = whole * self.block_size * (self.block_size + 1) // 2 + rest * (rest + 1) // 2
             free = pairs - seq_len + 1
         return shared_values_rank(self.n_heads, self.n_kv_heads, self.d_model, self.d_head, free)
+
+    def require_choice(self, seq_len: int) -> None:
+        require_blocks(seq_len, self.block_size, self.top_k)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> BlockAttentionState:
         slots = torch.zeros(batch_size, self.n_kv_heads, 0, self.d_head, dtype=dtype, device=device)

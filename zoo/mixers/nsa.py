@@ -16,7 +16,7 @@ from zoo.ops.blocks import attend_to_means_and_blocks, by_position
 from zoo.ops.precision import Device, DType
 from zoo.ops.rope import rotate, turned_channels
 from zoo.ops.sliding import sliding_attend
-from zoo.validate import head_width, require_positive, shared_heads
+from zoo.validate import head_width, require_blocks, require_positive, shared_heads
 
 N_FORCED = 3  # the first block, the own one and the one before it
 
@@ -106,6 +106,9 @@ class NativeSparseAttention(SequenceMixer):
     def rank_law(self, seq_len: int) -> int:
         free = seq_len * (seq_len + 1) // 2
         return shared_values_rank(self.n_heads, self.n_kv_heads, self.d_model, self.d_head, free)
+
+    def require_choice(self, seq_len: int) -> None:
+        require_blocks(seq_len, self.block_size, self.top_k)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> NativeSparseState:
         slots = torch.zeros(batch_size, self.n_kv_heads, 0, self.d_head, dtype=dtype, device=device)

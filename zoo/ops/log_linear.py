@@ -10,6 +10,7 @@ from zoo.cores import core
 from zoo.ops.delta_rule import delta_product
 from zoo.ops.ssd import ssd
 from zoo.ops.time import valid_positions
+from zoo.ops.transforms import readable
 
 _CLEARED = -1e4  # a log-decay that leaves nothing
 
@@ -56,7 +57,8 @@ def log_linear_ssd(
     """y_t = sum_l weights_t^l S_t^l^T q_t, S_t^l the state of `ssd` over the positions of level l of a Fenwick tree.
 
     A level is a recurrence of its own, whose decay is zero where it begins anew and whose values are zero where it is
-    not written: one call of `ssd` with a head for each level. Time and memory are those of `ssd` times the levels.
+    not written: one call of `ssd` with a head for each level. Time and memory are those of `ssd` times the levels; a
+    sequence from its start takes no more of them than it can tell apart (`_distinct`).
 
     Args:
         q, k, v, log_decay: as of `ssd`.
@@ -68,10 +70,10 @@ def log_linear_ssd(
     Returns:
         Outputs, and the states after the last position.
     """
-    n_levels = weights.shape[2]
+    n_levels = _distinct(seen, v.shape[2], weights.shape[2])
     values, decays, read = _apart(v, log_decay, seen, n_levels, lengths)
-    y, final = ssd(q, k, values, decays, state.flatten(1, 2))
-    return _read(y, weights * read), final.unflatten(1, (-1, n_levels))
+    y, final = ssd(q, k, values, decays, state[:, :, :n_levels].flatten(1, 2))
+    return _read(y, weights[:, :, :n_levels] * read), _all_levels(final, n_levels, state)
 
 
 @core("v", "batch head seq part value", "batch head seq value")
@@ -95,11 +97,28 @@ def log_linear_delta_product(
     Returns:
         Outputs, and the states after the last position.
     """
-    n_levels = weights.shape[2]
+    n_levels = _distinct(seen, v.shape[2], weights.shape[2])
     values, decays, read = _apart(v, log_decay, seen, n_levels, lengths)
     q, k, beta = (t.repeat_interleave(n_levels, 1) for t in (q, k, beta))
-    y, final = delta_product(q, k, values, beta, decays, state.flatten(1, 2))
-    return _read(y, weights * read), final.unflatten(1, (-1, n_levels))
+    y, final = delta_product(q, k, values, beta, decays, state[:, :, :n_levels].flatten(1, 2))
+    return _read(y, weights[:, :, :n_levels] * read), _all_levels(final, n_levels, state)
+
+
+def _distinct(seen: Int[Tensor, " batch"], seq_len: int, n_levels: int) -> int:
+    """Count the levels that differ: up to the first that a sequence from its start never reads, since those above hold
+    the same; all where rows have begun before, or where a tensor's values cannot be read."""
+    if not readable(seen) or seen.any():
+        return n_levels
+    return min(n_levels, (seq_len - 1).bit_length() + 2)
+
+
+def _all_levels(
+    final: Float[Tensor, "batch heads_levels d_key d_value"], n_levels: int, state: Float[Tensor, "batch heads level ..."]
+) -> Float[Tensor, "batch heads level d_key d_value"]:
+    """Return the states with an axis for levels; those above the computed ones are the last of them."""
+    final = final.unflatten(1, (-1, n_levels))
+    above = final[:, :, -1:].expand(-1, -1, state.shape[2] - n_levels, -1, -1)
+    return torch.cat((final, above), dim=2)
 
 
 def _apart(
