@@ -717,3 +717,21 @@ def test_a_sequence_beyond_the_longest_is_refused(name: str, options: dict[str, 
     assert mixer.state_bytes(longest) is not None
     model = Backbone({"name": name, **options}, D_MODEL, 1, vocab_size=5, n_outputs=5, d_conv=2)
     assert_refused(lambda: model.state_bytes(longest + 1), str(longest + 1), option)
+    assert_refused(lambda: model.require_fit(longest + 1), str(longest + 1), option)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "shortest"),
+    [
+        ("moba", {"block_size": 4, "top_k": 3}, 9),
+        ("moba", {"block_size": 8, "top_k": 1}, 8),
+        ("nsa", {"block_size": 4, "top_k": 3}, 9),
+        ("dsa", {"top_k": 5}, 5),
+    ],
+)
+def test_a_sequence_that_leaves_no_choice_does_not_fit(name: str, options: dict[str, Any], shortest: int) -> None:
+    pattern = ["linear_attention", {"name": name, **options}]
+    model = Backbone({"name": "hybrid", "pattern": pattern}, D_MODEL, 2, vocab_size=5, n_outputs=5)
+    model.require_fit(shortest)
+    assert_refused(lambda: model.require_fit(shortest - 1), str(shortest - 1))
+    assert model(torch.zeros(1, 1, dtype=torch.int64)).isfinite().all()  # a stream begins short

@@ -304,6 +304,7 @@ def test_the_command_to_resume_leaves_out_what_starts_anew() -> None:
         ("--test_only", "no run at "),
         ("--task.cache true --task.cache_dir {file}", "cannot write the task cache"),
         ("--mixer factorized --mixer.max_seq_len 15", "sequence of 16 exceeds max_seq_len=15"),
+        ("--mixer dsa --mixer.top_k 17", "top_k=17 is more than the 16 positions"),
         ("--mixer factorized --mixer.max_seq_len 20 --task.test_segments {{seq_len:\\ 24}}", "sequence of 24 exceeds"),
         ("--trainer.max_steps -1 --trainer.max_epochs -1", "the learning rate schedule needs an end"),
         ("--trainer.check_val_every_n_epoch 2", "=2: a run of trainer.max_steps is one epoch; give"),
