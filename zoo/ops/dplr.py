@@ -19,7 +19,8 @@ from zoo.ops.ranks import spread
 from zoo.ops.ssd import CHUNK_OF_KERNELS, ssd, time_first
 from zoo.ops.transforms import differentiable_again, kernels_suffice, loops_suffice, whole_in_export
 
-CHUNK = 32  # a power of two
+# Powers of two. Without a solve and decays of channels, a longer chunk costs less than the states that it saves.
+CHUNK, CHUNK_OF_PLAIN_DECAYS = 32, 64
 # The erasing kernels hold all keys of a state at once.
 KEYS_OF_KERNELS = 128
 
@@ -104,7 +105,8 @@ def _by_products(
     state: Tensor,
 ) -> tuple[Tensor, Tensor]:
     seq_len, product = q.shape[2], product_of(kind)
-    size = halvable(seq_len, CHUNK)
+    plain = p is None and (log_decay is None or log_decay.shape[3] == 1)
+    size = halvable(seq_len, CHUNK_OF_PLAIN_DECAYS if plain else CHUNK)
     reads, writes = ((q,), (k,)) if p is None or r is None else ((q, r), (k,) if p is k else (k, p))
     with full_precision(q.device):
         # Contiguous: each batched product would copy a strided tensor, and keep its copy for the gradient.
