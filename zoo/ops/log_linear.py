@@ -116,9 +116,10 @@ def _all_levels(
     final: Float[Tensor, "batch heads_levels d_key d_value"], n_levels: int, state: Float[Tensor, "batch heads level ..."]
 ) -> Float[Tensor, "batch heads level d_key d_value"]:
     """Return the states with an axis for levels; those above the computed ones are the last of them."""
-    final = final.unflatten(1, (-1, n_levels))
-    above = final[:, :, -1:].expand(-1, -1, state.shape[2] - n_levels, -1, -1)
-    return torch.cat((final, above), dim=2)
+    final, n_above = final.unflatten(1, (-1, n_levels)), state.shape[2] - n_levels
+    if not n_above:
+        return final
+    return torch.cat((final, final[:, :, -1:].expand(-1, -1, n_above, -1, -1)), dim=2)
 
 
 def _apart(
