@@ -330,7 +330,7 @@ def printed(lines: str) -> str:
     """
     command = [sys.executable, "-W", "ignore", "-c", lines]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    ended = subprocess.run(command, cwd=FLA, env=environment, capture_output=True, text=True, check=False)
+    ended = subprocess.run(command, cwd=FLA, env=environment, capture_output=True, text=True, check=False, timeout=300)
     found = ended.stdout.strip() if ended.returncode == 0 else ended.stderr.strip().splitlines()[-1]
     if not found:
         raise ValueError(f"lines that ought to show a failure ran and printed nothing:\n{lines}")
