@@ -394,9 +394,12 @@ def draw(*shape: int, generator: torch.Generator, dtype: torch.dtype = torch.flo
 
 
 def assert_rows_alone(
-    run: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, spans: Sequence[slice], generator: torch.Generator
+    run: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, spans: Sequence[Any], generator: torch.Generator
 ) -> None:
-    """Assert that each row of `run(x)` is the module's output on its span alone, gradients too, and zero elsewhere."""
+    """Assert that each row of `run(x)` is the module's output on its span alone, gradients too, and zero elsewhere.
+
+    A span is a slice or a mask of positions.
+    """
     x, parameters = x.requires_grad_(), trained_by_outputs(module)
     y = run(x)
     weights = draw(*y.shape, generator=generator)

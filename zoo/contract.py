@@ -173,9 +173,9 @@ class SequenceMixer(Configured, ABC):
             return state_nbytes(twin.stream(x)[1])
 
     def require_fit(self, seq_len: int) -> None:
-        """Raise ValueError if a sequence is longer than some part takes, or so short that it leaves some part no choice.
+        """Raise ValueError for a sequence longer than some part takes, or too short for its choice of positions.
 
-        For who trains: `forward` and `stream` take short sequences of any part, since a stream begins short.
+        For training: `forward` and `stream` take short sequences too, since a stream begins short.
         """
         self.state_bytes(seq_len)
         for part in self.modules():

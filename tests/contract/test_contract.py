@@ -25,6 +25,7 @@ from tests.cases import (
     KINDS,
     OF_THEIR_OWN_OP,
     Case,
+    assert_rows_alone,
     assert_states_close,
     cases,
     draw,
@@ -219,37 +220,18 @@ def test_the_operator_has_no_entry_in_the_future(case: Case, generator: torch.Ge
 def test_padding_leaks_into_nothing(case: Case, padding: float, generator: torch.Generator) -> None:
     """Three chunks, the first two ragged: each row equals its valid positions streamed alone, gradients too."""
     mixer = case.create(generator)
-    ragged = [[6, 0, 4], [2, 5, 0], [3, 3, 3]]
-    sizes = [6, 5, 3]
-    chunks = [draw(3, size, D_MODEL, generator=generator) for size in sizes]
-    for chunk, lengths in zip(chunks, ragged, strict=True):
-        for row, length in enumerate(lengths):
-            chunk[row, length:] = padding
-        chunk.requires_grad_()
+    sizes, ragged = [6, 5, 3], torch.tensor([[6, 0, 4], [2, 5, 0], [3, 3, 3]])
+    valid = torch.cat([torch.arange(n) < each[:, None] for n, each in zip(sizes, ragged, strict=True)], dim=1)
+    x = draw(3, sum(sizes), D_MODEL, generator=generator).masked_fill(~valid.unsqueeze(2), padding)
 
-    state, outputs = None, []
-    for number, (chunk, lengths) in enumerate(zip(chunks, ragged, strict=True)):
-        y, state = mixer.stream(chunk, state, None if number == 2 else torch.tensor(lengths))
-        outputs.append(y)
-    weights = [draw(*y.shape, generator=generator) for y in outputs]
-    loss = sum((y * w).sum() for y, w in zip(outputs, weights, strict=True))
-    own = torch.autograd.grad(loss, [*trained_by_outputs(mixer), *chunks])
-    of_parameters, of_chunks = own[: -len(chunks)], own[-len(chunks) :]
+    def streamed(x: Tensor) -> Tensor:
+        state, outputs = None, []
+        for chunk, lengths in zip(x.split(sizes, dim=1), [*ragged[:2], None], strict=True):
+            y, state = mixer.stream(chunk, state, lengths)
+            outputs.append(y)
+        return torch.cat(outputs, dim=1)
 
-    expected = [torch.zeros_like(p) for p in trained_by_outputs(mixer)]
-    for row in range(3):
-        valid = [(chunk, lengths[row]) for chunk, lengths in zip(chunks, ragged, strict=True)]
-        x = torch.cat([chunk[row, :length].detach() for chunk, length in valid]).unsqueeze(0).requires_grad_()
-        y = mixer(x)
-        w = torch.cat([weight[row, :length] for weight, (_, length) in zip(weights, valid, strict=True)])
-        of_x, *of_row = gradients(y, w, x, mixer)
-        expected = [a + b for a, b in zip(expected, of_row, strict=True)]
-        assert_close(torch.cat([out[row, :length] for out, (_, length) in zip(outputs, valid, strict=True)]), y[0])
-        assert_close(torch.cat([g[row, :length] for g, (_, length) in zip(of_chunks, valid, strict=True)]), of_x[0])
-        for out, gradient, (_, length) in zip(outputs, of_chunks, valid, strict=True):
-            assert not out[row, length:].any()
-            assert not gradient[row, length:].any()
-    assert_close(of_parameters, expected)
+    assert_rows_alone(streamed, mixer, x, list(valid), generator)
 
 
 @pytest.mark.usefixtures("unchecked_shapes")  # the annotation asks for signed integers, the code does not

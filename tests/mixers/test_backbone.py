@@ -342,18 +342,13 @@ def test_inputs_and_generation_that_cannot_be_are_refused() -> None:
 
 def decoded(model: Backbone, code: np.ndarray, place: np.ndarray) -> np.ndarray:
     """MAD's decoder and its read-out, written down once more."""
-    p = parameters(model)
-
-    def normed(u: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        return weight * u / np.sqrt((u * u).mean() + 1e-5)
-
-    u = code + place
+    p, u = parameters(model), code + place
     for layer in range(2):
         name = f"layers.layers.0.{{}}.{layer}.{{}}"
-        u = p[name.format("projections", "weight")] @ normed(u, p[name.format("norms", "weight")])
+        u = p[name.format("projections", "weight")] @ reference.rms_norm(u, p[name.format("norms", "weight")])
         u = u + p[name.format("projections", "bias")]
-        u = u * np.array([(1 + math.erf(v / math.sqrt(2))) / 2 for v in u])
-    return p["head.weight"] @ normed(u, p["norm.weight"])
+        u = u * reference.normal_distribution(u)
+    return p["head.weight"] @ reference.rms_norm(u, p["norm.weight"])
 
 
 @pytest.mark.parametrize("name", ["attention", "selective_ssm", "lstm"])

@@ -13,7 +13,7 @@ import huggingface_hub
 import pytest
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import zoo
 from zoo.__main__ import _trained
@@ -26,14 +26,11 @@ def assert_same(loaded: nn.Module, saved: nn.Module) -> None:
     assert type(loaded) is type(saved)
     assert loaded.options == saved.options
     assert not loaded.training
-    assert_weights(loaded.state_dict(), saved.state_dict())
-
-
-def assert_weights(loaded: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
-    assert list(loaded) == list(saved)
-    for name, t in saved.items():
-        assert loaded[name].dtype == t.dtype
-        assert torch.equal(loaded[name], t)
+    found, expected = loaded.state_dict(), saved.state_dict()
+    assert list(found) == list(expected)
+    for name, t in expected.items():
+        assert found[name].dtype == t.dtype
+        assert torch.equal(found[name], t)
 
 
 @pytest.mark.parametrize("name", zoo.list_mixers())

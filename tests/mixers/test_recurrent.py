@@ -29,10 +29,6 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-def loops_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recurrent_op, "fused_suffices", lambda *_: False)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(("seq_len", "lengths"), [(1, None), (63, None), (1, [0, 1]), (63, [7, 62])])
 @fused_cases
@@ -58,7 +54,7 @@ def test_fused_kernels_equal_the_loops(
         return y, after, torch.autograd.grad(loss, inputs)
 
     y, after, gradients = run()
-    loops_only(monkeypatch)
+    monkeypatch.setattr(recurrent_op, "fused_suffices", lambda *_: False)
     expected, expected_after, expected_gradients = run()
     assert_close(y, expected)
     assert_states_close(after, expected_after)

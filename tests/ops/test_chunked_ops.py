@@ -111,20 +111,14 @@ def momentum_loop(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tens
     return torch.stack(outputs, dim=2), torch.cat((memory, momentum), dim=2)
 
 
+def unerased(rule: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda q, k, v, log_decay, state: rule(q, k, v, log_decay, None, None, state)
+
+
 RECURRENCES = {
     "ssd": Recurrence(ssd, ssd_loop, 0, "q k v log_decay state"),
-    "gated_linear_attention": Recurrence(
-        lambda q, k, v, a, state: dplr(q, k, v, a, None, None, state),
-        lambda q, k, v, a, state: loop(q, k, v, a, None, None, state),
-        D_KEY,
-        "q k v log_decay state",
-    ),
-    "linear_attention, one decay": Recurrence(
-        lambda q, k, v, a, state: dplr(q, k, v, a, None, None, state),
-        lambda q, k, v, a, state: loop(q, k, v, a, None, None, state),
-        1,
-        "q k v log_decay state",
-    ),
+    "gated_linear_attention": Recurrence(unerased(dplr), unerased(loop), D_KEY, "q k v log_decay state"),
+    "linear_attention, one decay": Recurrence(unerased(dplr), unerased(loop), 1, "q k v log_decay state"),
     "delta_rule": Recurrence(
         lambda q, k, v, beta, a, state: delta_rule(q, k, v, beta.squeeze(3), a, state),
         delta_loop,

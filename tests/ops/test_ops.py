@@ -157,9 +157,6 @@ def test_ring_gain_keeps_unit_variance() -> None:
     assert_close(ring_gain(log_decay)[:1], np.sqrt([2e-9]) * (1 - 0.5e-9))  # where 1 - |lambda|^2 would cancel
 
 
-# Long convolution.
-
-
 # Accumulation under autocast.
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import combinations, permutations
 from typing import Any
 
 import numpy as np
@@ -86,24 +87,11 @@ def all_elements(factor: str) -> list[Any]:
     size = int(factor[1:])
     if factor[0] == "Z":
         return list(range(size))
-    found = sorted(arrangements(list(range(size))))
-    return [p for p in found if factor[0] == "S" or swaps_to_sort(p) % 2 == 0]
+    return [p for p in permutations(range(size)) if factor[0] == "S" or inversions(p) % 2 == 0]
 
 
-def arrangements(things: list[int]) -> list[tuple[int, ...]]:
-    if not things:
-        return [()]
-    return [(first, *rest) for first in things for rest in arrangements([t for t in things if t != first])]
-
-
-def swaps_to_sort(permutation: tuple[int, ...]) -> int:
-    row, swaps = list(permutation), 0
-    for i in range(len(row)):
-        while row[i] != i:
-            j = row[i]
-            row[i], row[j] = row[j], row[i]
-            swaps += 1
-    return swaps
+def inversions(permutation: tuple[int, ...]) -> int:
+    return sum(a > b for a, b in combinations(permutation, 2))
 
 
 def then(state: Any, element: Any, order: int) -> Any:

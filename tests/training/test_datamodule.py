@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,8 +66,9 @@ def fresh(size: int, seed: int, **options: Any) -> Any:
     return FreshBatches(create_task("needle", distance=20), 40, size, seed, **options)
 
 
-def mixed(size: int, seed: int, position: Any = lambda: 0, **options: Any) -> Any:
-    arrays = [{"inputs": 1000 * at + np.arange(n)[:, None].repeat(at + 1, 1)} for at, n in enumerate((20, 12))]
+def mixed(size: int, seed: int, position: Any = lambda: 0, sizes: Sequence[int] = (20, 12), **options: Any) -> Any:
+    """Segments that count from 0, 1000, ..., of 1, 2, ... positions."""
+    arrays = [{"inputs": 1000 * at + np.arange(n)[:, None].repeat(at + 1, 1)} for at, n in enumerate(sizes)]
     return MixedBatches([TrainingBatches(each, size, at, **options) for at, each in enumerate(arrays)], seed, position)
 
 

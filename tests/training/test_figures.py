@@ -39,17 +39,13 @@ def test_at_the_end_of_fit_every_layer_has_its_figures_and_numbers(tmp_path: Pat
     assert image.encoded_image_string.startswith(b"\x89PNG")
     assert image.step == 8
     # The number is that of the trained layer at the first validation example, read here by brute force.
-    example = next(iter(small_loader(tmp_path)))["inputs"][:1]
+    data = small.data(tmp_path)
+    data.setup("fit")
+    example = next(iter(data.val_dataloader()))["inputs"][:1]
     backbone = module.backbone.double().eval()
     for at, (_, mixer, x) in enumerate(layer_inputs(backbone, example)):
         (scalar,) = found.Scalars(f"theory/layer {at}/interaction rank")
         assert scalar.value == interaction_rank(interaction(mixer, x).operator[0])
-
-
-def small_loader(folder: Path) -> Any:
-    data = small.data(folder)
-    data.setup("fit")
-    return data.val_dataloader()
 
 
 @pytest.mark.slow

@@ -8,19 +8,19 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks import create_task, task_class
-from tasks.data.batches import FreshBatches, MixedBatches, TrainingBatches
+from tasks.data.batches import FreshBatches, MixedBatches
 from tasks.data.mixture import Segment, apportion, create_segments, longest
 from tasks.datamodule import TaskDataModule
 from tasks.spec import TaskSpec
 from tests import refused
 from tests.training import small
+from tests.training.test_datamodule import mixed, rows
 from zoo.training import scores_apart
 
 PAIRS = [{"seq_len": 16, "n_pairs": 2, "weight": 3}, {"seq_len": 32}]
@@ -105,20 +105,10 @@ def test_the_tasks_own_shape_need_not_exist_where_every_segment_overrides_it(tmp
     assert mixed.spec.seq_len == 96
 
 
-def rows(batch: dict[str, torch.Tensor]) -> list[int]:
-    return batch["inputs"][:, 0].tolist()
-
-
-def mixed_numbers(*sizes: int) -> MixedBatches:
-    """Segments that count from 0, 1000, 2000 ..., of 1, 2, 3 ... positions."""
-    arrays = [{"inputs": 1000 * at + np.arange(n)[:, None].repeat(at + 1, 1)} for at, n in enumerate(sizes)]
-    return MixedBatches([TrainingBatches(each, 4, at) for at, each in enumerate(arrays)], 3, lambda: 0)
-
-
 def test_an_epoch_has_the_batches_of_every_segment_in_an_order_of_its_own() -> None:
-    mixed = mixed_numbers(20, 9)
-    assert len(mixed) == 5 + 2
-    epochs = [[rows(mixed[7 * epoch + i]) for i in range(7)] for epoch in range(6)]
+    batches = mixed(4, 3, sizes=(20, 9))
+    assert len(batches) == 5 + 2
+    epochs = [[rows(batches[7 * epoch + i]) for i in range(7)] for epoch in range(6)]
     turns = [[batch[0] // 1000 for batch in epoch] for epoch in epochs]
     assert all(sorted(turn) == [0] * 5 + [1] * 2 for turn in turns)
     assert len({tuple(turn) for turn in turns}) > 1

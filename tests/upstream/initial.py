@@ -53,11 +53,8 @@ IMPLICIT = "Poli et al. 2302.10866; HazyResearch/safari, src/models/sequence/hye
 OWN = "this project"
 
 
-@dataclass(frozen=True)
-class Law:
-    """A distribution by its cumulative distribution function."""
-
-    cdf: Callable[[Array], Array]
+Law = Callable[[Array], Array]
+"""A distribution, by its cumulative distribution function."""
 
 
 @dataclass(frozen=True)
@@ -72,21 +69,21 @@ class Initial:
 
 
 def uniform(low: float, high: float) -> Law:
-    return Law(lambda t: (t - low) / (high - low))
+    return lambda t: (t - low) / (high - low)
 
 
 def log_uniform(low: float, high: float) -> Law:
-    return Law(lambda t: np.log(t / low) / math.log(high / low))
+    return lambda t: np.log(t / low) / math.log(high / low)
 
 
 def normal(std: float) -> Law:
-    return Law(lambda t: np.vectorize(math.erf)(t / std / math.sqrt(2)) / 2 + 0.5)
+    return lambda t: np.vectorize(math.erf)(t / std / math.sqrt(2)) / 2 + 0.5
 
 
 def truncated_normal(std: float) -> Law:
     """Within two standard deviations of the normal law it is cut from, whose own is larger: std / 0.8796."""
     whole, inside = normal(std / 0.87962566), math.erf(2**0.5)
-    return Law(lambda t: 0.5 + (whole.cdf(t) - 0.5) / inside)
+    return lambda t: 0.5 + (whole(t) - 0.5) / inside
 
 
 def within(fan_in: int) -> Law:

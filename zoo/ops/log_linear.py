@@ -105,15 +105,20 @@ def log_linear_delta_product(
 
 
 def _distinct(seen: Int[Tensor, " batch"], seq_len: int, n_levels: int) -> int:
-    """Count the levels that differ: up to the first that a sequence from its start never reads, since those above hold
-    the same; all where rows have begun before, or where a tensor's values cannot be read."""
+    """Count the levels that are not copies of others.
+
+    Levels that a sequence never reads are the same from its start on: one stands for all of them. Where rows have begun
+    before, or the values of `seen` cannot be read, all levels count.
+    """
     if not readable(seen) or seen.any():
         return n_levels
     return min(n_levels, (seq_len - 1).bit_length() + 2)
 
 
 def _all_levels(
-    final: Float[Tensor, "batch heads_levels d_key d_value"], n_levels: int, state: Float[Tensor, "batch heads level ..."]
+    final: Float[Tensor, "batch heads_levels d_key d_value"],
+    n_levels: int,
+    state: Float[Tensor, "batch heads level ..."],
 ) -> Float[Tensor, "batch heads level d_key d_value"]:
     """Return the states with an axis for levels; those above the computed ones are the last of them."""
     final, n_above = final.unflatten(1, (-1, n_levels)), state.shape[2] - n_levels
