@@ -4,7 +4,7 @@
                                          docs/compare.png, docs/tensorboard.png and, in docs/figures,
                                          layers.png, gallery.png and explorer.png
 
-Runs are kept in --run_dir: the same command goes on with the unfinished ones. Needs chromium and chromedriver on the
+Runs are kept in --run_dir: the same command resumes unfinished ones. Needs chromium and chromedriver on the
 PATH.
 """
 

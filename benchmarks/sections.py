@@ -511,9 +511,9 @@ def steps(sizes: Sizes) -> Section:
     section = Section(
         f"One training step (forward, backward, AdamW) of two layers at d_model {sizes.step_width} with SwiGLU, length"
         f" {sizes.step_length}, batch {sizes.step_batch}, float32, all {all_cores()} cores; peak memory above the"
-        " model and its optimizer, each mixer in a process of its own, in turns with gated_delta_net. Options are such"
-        f" that a layer's state holds {64 * sizes.step_width:,} numbers or nearly as many, where an option says how"
-        " many; a dash stands where the state grows with the sequence. A mixer of less than half of gated_delta_net's"
+        " model and its optimizer, each mixer in a process of its own, in turns with gated_delta_net. Options are"
+        f" chosen so that a layer's state holds about {64 * sizes.step_width:,} numbers, where an option sets its size;"
+        " a dash marks a state that grows with the sequence. A mixer of less than half of gated_delta_net's"
         " tokens a second says why on its page."
     )
     table = Table("", ["mixer", "numbers of state", "ms/step", "tokens/s", "tokens/s / gated_delta_net's", "peak MB"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -95,6 +96,11 @@ def _yaml() -> tuple[Any, Any]:
     for each in (loader, dumper):
         each.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
     return loader, dumper
+
+
+def digest(content: Any, n_digits: int) -> str:
+    """Return the first hexadecimal digits of the SHA-256 of plain data, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:n_digits]
 
 
 class Text(NamedTuple):

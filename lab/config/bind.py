@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, Literal, get_args, get_origin
 
 from lab.config.layers import REGISTRIES, TOP, Layer
-from lab.config.options import NO_DEFAULT, Option, alternatives, is_plain, type_names
+from lab.config.options import NO_DEFAULT, Option, alternatives, is_plain, option_of, type_names
 from lab.plain import Text, flatten, read_yaml
 from zoo.errors import UsageError
 from zoo.targets import label
@@ -50,7 +50,7 @@ def bind(
         bare: dict[str, Any] = {}
         values: dict[str, Any] = {}
         for key, value in flatten(layer.values, options):
-            if ".".join(key.rstrip("+").split(".")[:2]) in objects:
+            if option_of(key) in objects:
                 continue
             if (option := options.get(key)) is None:
                 raise UsageError(source + unknown_option(key, options, is_flag=not layer.source))

@@ -27,7 +27,6 @@ class Command:
         test_only: test without training.
         no_test: train and validate, and do not use the test split.
         overwrite: replace an existing run.
-        traceback: print the stack of an error, too.
     """
 
     config: dict[str, Any]
@@ -38,7 +37,6 @@ class Command:
     test_only: bool = False
     no_test: bool = False
     overwrite: bool = False
-    traceback: bool = False
 
 
 def parse(argv: Sequence[str]) -> Command:

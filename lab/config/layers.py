@@ -101,7 +101,7 @@ def choose(argv: Sequence[str]) -> Choice:
     typed = {name: text.typed for name, text in flags if text}
     named = _registered({group: typed[flag] for flag, group in NAMING.items() if flag in typed})
     options = [(name, text) for name, text in flags if name not in (*TOP, *HELPS, *NAMING)]
-    action: dict[str, Any] = {name: True for name, _ in flags if name in SWITCHES[1:]}
+    action: dict[str, Any] = {name: True for name, _ in flags if name in ("test_only", "no_test", "overwrite")}
     action |= {"ckpt_path": typed.get("ckpt_path"), "stop_at": _stop(typed["stop_at"]) if "stop_at" in typed else None}
     values: dict[str, Any] = dict(options)
     default = _read(CONFIGS / "default.yaml")

@@ -16,7 +16,7 @@ from copy import deepcopy
 from typing import Any
 
 from lab.config.layers import Choice, Layer
-from lab.config.options import Option
+from lab.config.options import Option, option_of
 from lab.plain import Text, read_yaml
 from zoo.errors import UsageError
 
@@ -25,7 +25,7 @@ def object_options(values: Iterable[tuple[str, Any]], options: Mapping[str, Opti
     """Return the options, by dotted name, for which one of these values names a class or sets an argument of one."""
     found = set()
     for key, value in values:
-        name = ".".join(key.rstrip("+").split(".")[:2])
+        name = option_of(key)
         if name in options and options[name].takes_objects and (key != name or _names_class(value)):
             found.add(name)
     return found
@@ -79,7 +79,7 @@ def read_objects(choice: Choice, names: Collection[str]) -> tuple[dict[str, Any]
     words = [
         f"--{name}" if text is None else f"--{name}={text.typed}"
         for name, text in choice.flags
-        if ".".join(name.rstrip("+").split(".")[:2]) in names
+        if option_of(name) in names
     ]
     upper = _checked("", parser.parse_args, words, layered(choice.given[:-1], lower))
     return defaults, plain(upper), parser.instantiate(upper).trainer.as_dict()

@@ -46,6 +46,11 @@ class RunOptions:
     figures_every: int | None = None
 
 
+def option_of(flag: str) -> str:
+    """Return the option that a flag sets, adds to or sets an argument of: trainer.callbacks for trainer.callbacks+."""
+    return ".".join(flag.rstrip("+").split(".")[:2])
+
+
 @dataclass(frozen=True)
 class Option:
     """One option of a run.
@@ -53,7 +58,7 @@ class Option:
     Attributes:
         key: dotted name, as in flags.
         hint: the annotation of the constructor's parameter.
-        default: of the parameter, or of the registry's entry; `NO_DEFAULT` for a bare option of a hybrid.
+        default: the parameter's, or that of the registry's entry; `NO_DEFAULT` for a bare option of a hybrid.
         owner: the class whose docstring describes it; None for the name of a mixer or a task.
         section: the heading under which help shows it.
         members: of a bare option of a hybrid, the options of its members that it sets.

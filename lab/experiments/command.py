@@ -95,8 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     written = write_all(arguments.out, files)
     if verdicts:
         make_console().print(verdict_table(verdicts))
-    for file in written:
-        print(file)
+    print(*written, sep="\n")
     if not_run:
         print(f"no runs yet: {', '.join(not_run)}")
     return exit_status(verdicts) or (3 if not_run else 0)
@@ -117,6 +116,5 @@ def render(argv: Sequence[str] | None = None) -> int:
     files = pages(read_records(docs / STORED))
     files["docs/papers.md"] = papers_page(read_records(docs / "papers.json"))
     written = write_all(ROOT, files)
-    for file in written:
-        print(file)
+    print(*written, sep="\n")
     return 0

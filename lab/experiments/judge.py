@@ -13,6 +13,7 @@ from lab.experiments.rows import (
     STEPS,
     Row,
     UnknownColumnError,
+    Where,
     by_seed,
     describe,
     group,
@@ -22,7 +23,7 @@ from lab.experiments.rows import (
     samples,
     select,
 )
-from lab.experiments.spec import QUANTITIES, REGIONS, Spec, cells_of, controls_of
+from lab.experiments.spec import REGIONS, Spec, cells_of, controls_of, verb_of
 from zoo.errors import UsageError
 from zoo.evidence import Check, Estimate, Evidence, Measured, controlled, given, within
 from zoo.evidence.interval import (
@@ -37,7 +38,6 @@ from zoo.evidence.interval import (
 from zoo.evidence.page import read_check
 from zoo.report.numbers import plain
 
-Where = Mapping[str, Any]
 Region = tuple[float, float]
 Recorded = Mapping[str, Mapping[str, Any]]
 """Checks of an earlier record by their names."""
@@ -169,8 +169,8 @@ def _also_longer(usual: Check, scores: Any, longer: Any, times: float) -> Check:
 
 
 def quantity(check: Mapping[str, Any], rows: Sequence[Row], where: Mapping[str, Any], metric: str) -> Measured:
-    """Return what a check measures on some runs: numbers by seed, or an estimate over them."""
-    verb = next((key for key in QUANTITIES if key in check), None)
+    """Return the measurement of a check on some runs: numbers by seed, or an estimate over them."""
+    verb = verb_of(check)
     chosen = select(rows, where)
     match verb:
         case None:
@@ -225,7 +225,7 @@ def superiority(given: Mapping[str, Any], rows: Sequence[Row], metric: str) -> E
 
 
 def classified(given: Where, rows: Sequence[Row], metric: str) -> tuple[Estimate, float]:
-    """Fit a limit on x on some cells; return the share of the others that it tells, and of their commoner outcome."""
+    """Fit a threshold on x on some cells; return its accuracy on the others, and their commoner outcome's share."""
     chosen = [row for where in given["fit"] for row in select(rows, where)]
     fitted, tested = (
         [(median_of(cell, given["x"]), median_of(cell, metric) >= given["learned"]) for cell in cells.values()]
@@ -239,10 +239,7 @@ def classified(given: Where, rows: Sequence[Row], metric: str) -> tuple[Estimate
 
 
 def fitted_limit(cells: Sequence[tuple[float, bool]]) -> float:
-    """Return the number, between those of two cells or beyond all, above which most cells are learned, below not.
-
-    Of several that err as rarely, the middle one.
-    """
+    """Return the threshold on x that misclassifies the fewest cells; of several such, the middle one."""
     logs = sorted(math.log(x) for x, _ in cells)
     between = [(one + other) / 2 for one, other in pairwise(logs)]
     tried = [math.exp(each) for each in (logs[0] - 1, *between, logs[-1] + 1)]

@@ -179,7 +179,7 @@ class Pages:
         return self.check(name, chosen) if chosen else read_check(record["checks"][0])
 
     def found(self, name: str) -> str:
-        """Return what came out, from the experiment's file; the count of its checks if that has no such text."""
+        """Return the text `found` of the experiment's file, or the number of checks that hold if there is none."""
         text = self._spec(name).found
         if self.effect(name) is None:
             return "not all runs are there."

@@ -12,18 +12,16 @@ from typing import Any
 from lab.experiments.page import Pages
 from lab.experiments.record import Record, read_listed, read_records
 from lab.experiments.rows import Row, UnknownColumnError, read_rows, samples, select
-from lab.experiments.spec import ROOT, Spec, spec_of, text_of
-from lab.plain import read_mapping
+from lab.experiments.spec import CONFIGS, ROOT, Spec, list_specs, read_spec
 from lab.sweep.experiment import check_keys
 from lab.sweep.sweep import main as sweep
-from zoo.errors import UnknownNameError, unknown
 from zoo.evidence import Check, paired, within
 from zoo.evidence.page import check_record, read_check
 from zoo.report.files import as_json, finite, write_all
 from zoo.report.numbers import number
 from zoo.report.terminal import listing, make_console, make_table
 
-PAPERS = ROOT / "configs" / "paper"
+KIND = "paper"
 CELL_KEYS = ("value", "spread")
 PROGRAM, PAGE, STORED = "lab reproduce", "papers.md", "papers.json"
 TABLE_KEYS = ("title", "metric", "chance", "n_test", "where", "cells")
@@ -47,8 +45,8 @@ class Cell:
         table: title of the published table.
         model: name of its row.
         published: the score as it is printed, with its spread.
-        low: least score that the published one stands for.
-        high: largest such score.
+        low: lower end of the range of the published score.
+        high: its upper end.
         metrics: columns of the list of runs whose mean is compared.
         chance: accuracy that a scaled score counts as zero; 0 for plain accuracies.
         where: conditions on the runs; None if no mixer here is the paper's.
@@ -76,24 +74,6 @@ class Cell:
         measured = [samples(chosen, metric) for metric in self.metrics]
         scaled = paired(lambda *each: (fmean(each) - self.chance) / (1 - self.chance), *measured)
         return within(self.name, scaled, self.low, self.high)
-
-
-def list_papers() -> dict[str, str]:
-    """Return the question of each paper by its name."""
-    return {file.stem: text_of(read_mapping(file).get("question")) for file in sorted(PAPERS.glob("*.yaml"))}
-
-
-def read_paper(name: str, setting: str | None = None) -> Spec:
-    """Read a paper's file in one of its settings.
-
-    Raises:
-        UnknownNameError: no such paper.
-        UsageError: a file that cannot be read, unknown keys.
-    """
-    file = PAPERS / f"{name}.yaml"
-    if not file.is_file():
-        raise UnknownNameError(unknown("paper", name, list_papers()))
-    return spec_of(file, setting)
 
 
 def published_cells(paper: Spec) -> list[Cell]:
@@ -156,9 +136,9 @@ def tables(paper: Spec, checks: Mapping[str, Check]) -> dict[str, list[tuple[str
 def papers_page(records: Mapping[str, Record]) -> str:
     """Return docs/papers.md from the stored records; a paper without one shows what is published."""
     pages, shown = Pages(records), []
-    for name in list_papers():
+    for name in list_specs(KIND):
         record = records.get(name, {})
-        paper = read_paper(name, record.get("setting"))
+        paper = read_spec(name, record.get("setting"), KIND)
         measured = {each["quantity"]: read_check(each) for each in record.get("checks", ())}
         checks = {
             cell.name: replace(measured.get(cell.name) or cell.compare([]), low=cell.low, high=cell.high)
@@ -174,7 +154,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         f"python -m {PROGRAM}",
         description="Run a paper's recipe; write its published scores and ours to docs/papers.md.",
-        epilog="\n".join([HELP.rstrip(), *listing(list_papers())]),
+        epilog="\n".join([HELP.rstrip(), *listing(list_specs(KIND))]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
@@ -185,12 +165,12 @@ def main(argv: Sequence[str]) -> int:
     add("--out", type=Path, default=ROOT / "docs", metavar="DIR", help="where the page goes (docs)")
     arguments = parser.parse_args(argv)
     if arguments.name is None:
-        print("\n".join(listing(list_papers(), "")))
+        print("\n".join(listing(list_specs(KIND), "")))
         return 0
-    paper = read_paper(arguments.name, arguments.setting)
+    paper = read_spec(arguments.name, arguments.setting, KIND)
     flags = ["--setting", str(paper.experiment.setting), "--run_dir", str(arguments.run_dir)]
     flags += ["--slots", arguments.slots] if arguments.slots else []
-    status = sweep([str(PAPERS / f"{paper.name}.yaml"), *flags])
+    status = sweep([str(CONFIGS / KIND / f"{paper.name}.yaml"), *flags])
     if status == 2:
         return status
     records, kept = read_records(arguments.out / STORED), f"papers/{paper.name}.csv"
@@ -206,6 +186,5 @@ def main(argv: Sequence[str]) -> int:
     written = write_all(arguments.out, files)
     for title, lines in tables(paper, checks).items():
         make_console().print(make_table(HEADINGS, lines, "lrrrl", title=title))
-    for file in written:
-        print(file)
+    print(*written, sep="\n")
     return status

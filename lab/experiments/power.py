@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lab.experiments.judge import region_of
-from lab.experiments.spec import QUANTITIES, REGIONS, Spec
+from lab.experiments.spec import REGIONS, Spec, verb_of
 from zoo.errors import UsageError
 from zoo.evidence import Measured, within
 from zoo.evidence.interval import FEWEST_SEEDS, of_share, of_shift, of_superiority
@@ -47,7 +47,7 @@ def power(check: Mapping[str, Any], n_seeds: int) -> float:
     Raises:
         UsageError: no effect, or one in another form; fewer seeds than an interval needs.
     """
-    verb = next((key for key in QUANTITIES if key in check), None)
+    verb = verb_of(check)
     if n_seeds < FEWEST_SEEDS:
         raise UsageError(f"{n_seeds} seeds, but an interval needs {FEWEST_SEEDS}")
     rng, region = np.random.default_rng(0), region_of(check, [], {})
@@ -69,7 +69,7 @@ def check_power(spec: Spec) -> None:
     """
     n_seeds = min(len(grid.get("seed", [0])) for grid in spec.experiment.grids)
     for key, check in spec.checks.items():
-        verb = next((verb for verb in QUANTITIES if verb in check), None)
+        verb = verb_of(check)
         has_column = any(isinstance(value, Mapping) for name, value in check.items() if name in REGIONS)
         if verb not in OF_SEEDS or "take" in check or has_column:
             continue

@@ -127,7 +127,7 @@ def register(spec: Spec, stored: Mapping[str, Any]) -> Record:
 
     Until there are runs, a prediction whose file was not committed yet is registered anew.
     """
-    file = str(specs.EXPERIMENTS / f"{spec.name}.yaml")
+    file = str(specs.CONFIGS / "experiment" / f"{spec.name}.yaml")
     is_committed = git("status", "--porcelain", "--", file) == "" and git("ls-files", "--", file)
     commit = git("rev-parse", "--short=9", "HEAD") if is_committed else None
     predicted = stored.get("predicted")

@@ -165,7 +165,7 @@ def operand(rows: Sequence[Row], given: Any, where: Where, metric: str) -> Sampl
 
 
 def by_seed(function: Any, *operands: Samples | Number) -> Samples:
-    """Return what a function makes of the measurements of each seed that all operands have; numbers are repeated."""
+    """Apply a function seed by seed, over the seeds that all operands have; a plain number serves every seed."""
     seeds = {seed for each in operands if isinstance(each, Mapping) for seed in each}
     broadcast = [each if isinstance(each, Mapping) else dict.fromkeys(sorted(seeds), each) for each in operands]
     return paired(function, *broadcast)

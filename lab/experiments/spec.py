@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from lab.experiments.probes import PROBES
-from lab.plain import read_mapping
-from lab.sweep.experiment import JUDGED, Experiment, check_keys, read_experiment, values_of
+from lab.plain import digest, read_mapping
+from lab.sweep.experiment import Experiment, check_keys, read_experiment, values_of
 from lab.sweep.grid import product
 from zoo.errors import UnknownNameError, UsageError, unknown
 
 ROOT = Path(__file__).resolve().parents[2]
-EXPERIMENTS = ROOT / "configs" / "experiment"
+CONFIGS = ROOT / "configs"
 
 REGIONS = ("at_least", "at_most", "near", "within")
 QUANTITIES = (
@@ -80,16 +78,11 @@ class Spec:
     @property
     def prediction(self) -> dict[str, Any]:
         """The frozen part as plain data: setting, grid without seeds, checks and versions of probes."""
-        grids = [{key: values for key, values in grid.items() if key != "seed"} for grid in self.experiment.grids]
+        sweep = self.experiment
         return {
-            "prediction": self.experiment.prediction,
-            "setting": self.experiment.setting,
-            "grids": grids,
-            "fixed": self.experiment.fixed,
-            "tune": self.experiment.tune,
-            **({"tune_seeds": self.experiment.tune_seeds} if self.experiment.tune_seeds else {}),
-            "rungs": self.experiment.rungs,
-            "match": self.experiment.match,
+            **{key: getattr(sweep, key) for key in ("prediction", "setting", "fixed", "tune", "rungs", "match")},
+            **({"tune_seeds": sweep.tune_seeds} if sweep.tune_seeds else {}),
+            "grids": [{key: values for key, values in grid.items() if key != "seed"} for grid in sweep.grids],
             "checks": self.checks,
             "probes": {name: PROBES[name].version for name in self.probes},
         }
@@ -97,42 +90,30 @@ class Spec:
     @cached_property
     def hash(self) -> str:
         """Sixteen hexadecimal digits of the SHA-256 of the prediction; added seeds do not change it."""
-        plain = json.dumps(self.prediction, sort_keys=True, default=str)
-        return hashlib.sha256(plain.encode()).hexdigest()[:16]
+        return digest(self.prediction, 16)
 
 
-def list_specs() -> dict[str, str]:
-    """Return the question of each experiment by its name; files without checks are sweeps, not experiments.
+def list_specs(kind: str = "experiment") -> dict[str, str]:
+    """Return the question of each experiment by its name, or of each paper; a sweep without a judge is neither.
 
     Raises:
         UsageError: a file that cannot be read.
     """
-    found = {file.stem: read_mapping(file) for file in sorted(EXPERIMENTS.glob("*.yaml"))}
-    return {name: text_of(values.get("question")) for name, values in found.items() if "checks" in values}
+    files = {file.stem: read_mapping(file) for file in sorted((CONFIGS / kind).glob("*.yaml"))}
+    return {name: text_of(file.get("question")) for name, file in files.items() if {"checks", "published"} & {*file}}
 
 
-def read_spec(name: str, setting: str | None = None) -> Spec:
-    """Read an experiment's file in one of its settings.
-
-    Raises:
-        UnknownNameError: there is no such experiment.
-        UsageError: a file that cannot be read, a key, verb or probe that there is not.
-    """
-    file = EXPERIMENTS / f"{name}.yaml"
-    if not file.is_file() or "checks" not in read_mapping(file):
-        raise UnknownNameError(unknown("experiment", name, list_specs()))
-    return spec_of(file, setting)
-
-
-def spec_of(file: Path, setting: str | None = None) -> Spec:
+def read_spec(name: str, setting: str | None = None, kind: str = "experiment") -> Spec:
     """Read the file of an experiment or of a paper in one of its settings, by default the file's own.
 
     Raises:
+        UnknownNameError: there is no such experiment or paper.
         UsageError: a file that cannot be read, a key, verb or probe that there is not.
     """
-    values, experiment = read_mapping(file), read_experiment(file, setting)
-    over = values.get("settings", {}).get(experiment.setting) or {}
-    given = {key: over.get(key, values.get(key)) for key in JUDGED}
+    if name not in (known := list_specs(kind)):
+        raise UnknownNameError(unknown(kind, name, known))
+    experiment = read_experiment(file := CONFIGS / kind / f"{name}.yaml", setting)
+    given = experiment.judged
     for probe in given["probes"] or ():
         if probe not in PROBES:
             raise UsageError(f"{file}: {unknown('probe', probe, PROBES)}")
@@ -160,6 +141,11 @@ def _check_check(source: str, check: Any, others: Mapping[str, Any]) -> None:
                 raise UsageError(f"{source}: {unknown('check', control, others)}")
         else:
             _check_check(f"{source}: control", control, others)
+
+
+def verb_of(check: Mapping[str, Any]) -> str | None:
+    """Return which of `QUANTITIES` a check measures; None for a metric as it is."""
+    return next((verb for verb in QUANTITIES if verb in check), None)
 
 
 def controls_of(check: Mapping[str, Any], kind: str) -> list[str | Mapping[str, Any]]:

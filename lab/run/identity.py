@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from lab.plain import flatten
+from lab.plain import digest, flatten
 from zoo.targets import is_target
 from zoo.targets import short as short_name
 
@@ -108,14 +106,14 @@ def _folder_name(name: str, differing: Mapping[str, Any]) -> str:
     if is_unique and _safe(whole) == whole and len(whole) <= LONGEST_NAME:
         return whole
     named = differing if shown == name else [name, differing]
-    digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:8]
-    room = CUT_NAME - len(digest) - 1
+    ending = digest(named, 8)
+    room = CUT_NAME - len(ending) - 1
     kept = _safe(parts[0])[:room]
     for part in map(_safe, parts[1:]):  # a number is whole or not there
         if len(kept) + 1 + len(part) > room:
             break
         kept = f"{kept}-{part}"
-    return f"{kept}-{digest}"
+    return f"{kept}-{ending}"
 
 
 def _has_target(value: Any) -> bool:

@@ -155,7 +155,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_curves(folder: Path) -> dict[str, Curve]:
     """Return the scalars of a folder's TensorBoard events by name.
 
-    What a resumed run repeats is there once: it has the same numbers, whichever file is read last.
+    Steps that a resumed run repeats appear once; both files hold the same numbers.
 
     Events that cannot be read give a warning in the log and no curves; so does a file of a finished run that is cut
     short, whose points up to there are returned.

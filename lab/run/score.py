@@ -22,7 +22,7 @@ SCORES = {
 GOOD = 0.9
 """Share of the best skill from which a score is good; share of a perfect score from which a task is learned."""
 LEFT = 0.1
-"""Share of the way from a guess to a perfect score from which a model does more than guess."""
+"""A model does more than guess from this share of the way between a guess and a perfect score."""
 GAIN = 0.01
 """A score that gains less in the last quarter of training has converged."""
 FACTS = {

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lab.config import REGISTRIES, read_flags
+from lab.plain import digest
 from lab.sweep.experiment import Experiment, read_experiment, seeds_of, usual_flag, values_of
 from lab.sweep.matching import target
 from lab.sweep.tuning import rungs_of
@@ -149,8 +148,7 @@ class Request:
                 )
             if not self.flags and not self.tune and not self.match:
                 raise UsageError("nothing to run: give flags with values, or an experiment's file; see sweep.py --help")
-            digest = hashlib.sha256(json.dumps([self.flags, self.tune, self.match], sort_keys=True).encode())
-            bases = [Experiment(self.name or f"sweep-{digest.hexdigest()[:8]}")]
+            bases = [Experiment(self.name or f"sweep-{digest([self.flags, self.tune, self.match], 8)}")]
         else:
             for file, (group, registry) in itertools.product(self.files, REGISTRIES.items()):
                 if file in [*registry]:  # not a target, which a path is too

@@ -222,7 +222,7 @@ def reason(status: int) -> str:
     return f"killed by {name}{memory}"
 
 
-def tail_lines(log: Path, begin: int = 0, n: int = TAIL_LINES) -> list[str]:
+def tail_lines(log: Path, begin: int = 0) -> list[str]:
     """Return the last lines of a log from byte `begin` on, with only the last state of a redrawn progress bar."""
     try:
         with log.open("rb") as file:
@@ -231,7 +231,7 @@ def tail_lines(log: Path, begin: int = 0, n: int = TAIL_LINES) -> list[str]:
     except OSError:
         return []
     lines = (line.rstrip().rsplit("\r", 1)[-1] for line in text.split("\n"))
-    return [line for line in lines if line.strip()][-n:]
+    return [line for line in lines if line.strip()][-TAIL_LINES:]
 
 
 _BAR = re.compile(r"training: .*?(\d+)/(\d+) \[[\d:]+<([\d:?]+), [^,\]]*(?:, ([^\]]*))?")

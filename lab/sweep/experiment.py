@@ -21,8 +21,6 @@ Keys are flags of train.py without the dashes, dotted or nested as you like.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -30,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lab.plain import flatten, read_mapping, read_yaml
+from lab.plain import digest, flatten, read_mapping, read_yaml
 from lab.run.score import SCORES
 from lab.sweep.matching import target
 from lab.sweep.tuning import rungs_of
@@ -40,7 +38,7 @@ JUDGED = (
     *("question", "source", "refuted_by", "probes", "checks", "plot", "found", "effect"),
     *("recipe", "published"),
 )
-"""Keys of an experiment's file for its judge (`lab.experiments.spec`); a sweep ignores them."""
+"""Keys of an experiment's file that a sweep only carries to its judge (`lab.experiments.spec`)."""
 OF_A_SETTING = (
     *("prediction", "changed", "fixed", "grid", "grids", "tune", "tune_seeds", "rungs", "match", "score"),
     *JUDGED,
@@ -65,6 +63,7 @@ class Experiment:
         changed: changes made after results had been seen, and why.
         score: metrics of the test split by which each model gets one number over all tasks; the first one also picks
             what is tuned.
+        judged: the values of `JUDGED`, as read.
     """
 
     name: str
@@ -78,6 +77,7 @@ class Experiment:
     prediction: str = ""
     changed: str = ""
     score: tuple[str, ...] = ()
+    judged: dict[str, Any] = field(default_factory=dict)
 
     @property
     def flags(self) -> set[str]:
@@ -87,7 +87,8 @@ class Experiment:
     @property
     def shape(self) -> str:
         """A digest of all that decides its results besides the grid."""
-        return digest([self.fixed, self.match, self.tune, self.rungs, *([self.tune_seeds] if self.tune_seeds else [])])
+        parts = [self.fixed, self.match, self.tune, self.rungs, *([self.tune_seeds] if self.tune_seeds else [])]
+        return digest(parts, 12)
 
     def overridden(self, flags: Mapping[str, list[Any]]) -> Experiment:
         """Return the same experiment with some flags overridden."""
@@ -97,11 +98,6 @@ class Experiment:
 
         grids = tuple(rest(grid) | dict(flags) for grid in self.grids)
         return replace(self, grids=grids, fixed=rest(self.fixed), tune=rest(self.tune))
-
-
-def digest(content: Any) -> str:
-    """Return twelve hexadecimal digits that stand for plain data."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
@@ -153,6 +149,7 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
         match={key: target(key, value) for key, value in match.items()},
         setting=setting,
         score=tuple(metrics),
+        judged={key: values.get(key) for key in JUDGED},
         **{key: " ".join(str(values.get(key, "")).split()) for key in ("prediction", "changed")},
     )
     if not experiment.flags:

@@ -53,7 +53,7 @@ def show_grid(sweep: Sweep) -> None:
 
 
 def show_summary(sweep: Sweep) -> None:
-    """Print what was found, seeds together, and what failed; with `score`, write each model's score over all tasks."""
+    """Print results, averaged over seeds, and failed runs; with `score`, write each model's score over all tasks."""
     console, name = make_console(), sweep.experiment.name
     points = [(point.chosen or point.configuration, point.seeds) for point in sweep.grid.points]
     leaks = [sweep.leak(configuration, seeds) for configuration, seeds in points]

@@ -8,7 +8,7 @@ A record is plain data:
                "stopped_early": true, "tokens_per_second": 3e4, "seconds": 9.9}, ...],
      "commits": [...], "machines": [...]}
 
-"score" is that of the test split, at the longest of its lengths; "curve" is validation's, at `BUDGETS` and at the end.
+"score" is the test score, at the longest length; "curve" has validation scores, at `BUDGETS` and at the end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from lab.build import build, find_leak, is_ours
 from lab.config import parse
-from lab.plain import read_mapping
+from lab.plain import digest, read_mapping
 from lab.run.environment import machine_of
 from lab.run.files import ENVIRONMENT
 from lab.run.identity import deciding_options, given_options
@@ -29,7 +29,7 @@ from lab.run.record import Run, read_run
 from lab.run.score import guess_level, score_of
 from lab.sweep.command import Request
 from lab.sweep.engine import Stop
-from lab.sweep.experiment import Experiment, digest, read_experiment
+from lab.sweep.experiment import Experiment, read_experiment
 from lab.sweep.grid import arguments
 from lab.sweep.sweep import Sweep
 from lab.sweep.tuning import RATE
@@ -41,7 +41,7 @@ from zoo.targets import is_target, short
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "configs" / "leaderboard.yaml"
 ALL = "all"
-"""Stands for all registered mixers."""
+"""The name for all registered mixers."""
 
 BUDGETS = (300, 600, 1200, 2400)
 """Steps at which a record keeps the score by validation."""
@@ -84,7 +84,7 @@ class Cell:
         config = deciding_options(parse(arguments(experiment.fixed | options | {"mixer": mixer})).config)
         decided = {key: value for key, value in given_options(config).items() if key not in ("seed", *experiment.tune)}
         content = [experiment.shape, decided | {"mixer.name": short(mixer)}, source]
-        return cls(task, short(mixer), experiment, digest(content))
+        return cls(task, short(mixer), experiment, digest(content, 12))
 
     @property
     def seeds(self) -> list[int]:
@@ -125,7 +125,7 @@ def read_cells(mixers: Sequence[str], tasks: Sequence[str], n_seeds: int | None,
         if task not in known:
             raise UsageError(unknown("task of the leaderboard", task, known))
     names = [MIXERS.check(name) for each in mixers for name in (MIXERS if each == ALL else [each])]
-    for name in names:  # what cannot be run, or peeks, is refused once, not in every cell
+    for name in names:  # refused once, not in every cell
         if is_ours(MIXERS[name]):
             continue
         task, model = build(parse([f"--mixer={name}"]).config)

@@ -99,8 +99,7 @@ def _compare(arguments: Namespace) -> int:
         write_atomically(arguments.figure, as_image(drawn, arguments.figure.suffix[1:]))
         print(arguments.figure)
     else:
-        for file in write_comparison(groups, arguments.out or arguments.folder / "compare"):
-            print(file)
+        print(*write_comparison(groups, arguments.out or arguments.folder / "compare"), sep="\n")
     return 0
 
 

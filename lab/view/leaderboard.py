@@ -238,10 +238,6 @@ class MedianRow(Row):
         curves = ({int(step): y for step, y in run.metrics["curve"].items() if y is not None} for run in self.judged)
         return [curve[max(at)] for curve in curves if (at := [step for step in curve if step <= steps])]
 
-    def value_at(self, steps: int) -> float | None:
-        """Return the median of `values_at`."""
-        return _median(self.values_at(steps))
-
 
 def _median(values: Sequence[float]) -> float | None:
     return statistics.median(values) if values else None
@@ -251,8 +247,8 @@ def _at_budget(steps: int) -> Column:
     return Column(
         f"at {steps:,}",
         "median validation score after these steps, or at the end of runs that ended before",
-        lambda row: row.text(row.value_at(steps)),
-        value=lambda row: row.value_at(steps),
+        lambda row: row.text(_median(row.values_at(steps))),
+        value=lambda row: _median(row.values_at(steps)),
     )
 
 

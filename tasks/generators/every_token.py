@@ -24,8 +24,7 @@ class EveryToken(Task):
 
     def _keep_train_targets(self, train_targets: Any) -> None:
         self.train_targets = train_targets
-        known = train_targets in TRAIN_TARGETS
-        self._demand(known, f"train_targets must be one of {', '.join(TRAIN_TARGETS)}")
+        self._demand(train_targets in TRAIN_TARGETS, f"train_targets must be one of {', '.join(TRAIN_TARGETS)}")
 
     def of_split(self, split: str) -> Self:
         """Return the task with the labels of training, or with those that are scored."""

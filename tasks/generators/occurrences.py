@@ -29,9 +29,9 @@ def first_and_previous(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return first, previous
 
 
-def most_frequent_share(task: Task, n_tokens: int, n: int = 2000) -> float:
-    """Return the mean share of the most frequent among the first `n_tokens` tokens, over `n` sequences of a task."""
-    inputs = task.sample(np.random.default_rng(0), n)["inputs"]
+def most_frequent_share(task: Task, n_tokens: int) -> float:
+    """Return the mean share of the most frequent among the first `n_tokens` tokens, over 2,000 sequences of a task."""
+    inputs = task.sample(np.random.default_rng(0), 2000)["inputs"]
     rows, at = np.nonzero(inputs < n_tokens)
-    counts = np.bincount(rows * n_tokens + inputs[rows, at], minlength=n * n_tokens).reshape(n, n_tokens)
+    counts = np.bincount(rows * n_tokens + inputs[rows, at], minlength=2000 * n_tokens).reshape(2000, n_tokens)
     return float((counts.max(1) / counts.sum(1)).mean())

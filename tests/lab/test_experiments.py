@@ -44,8 +44,9 @@ SMALL = "settings: {small: {grid: {mixer: [lstm, attention], seed: 0-4}}}"
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder of experiments."""
-    monkeypatch.setattr(spec, "EXPERIMENTS", tmp_path)
-    return tmp_path
+    monkeypatch.setattr(spec, "CONFIGS", tmp_path)
+    (tmp_path / "experiment").mkdir()
+    return tmp_path / "experiment"
 
 
 def write(folder: Path, text: str, name: str = "own") -> Path:
@@ -283,7 +284,7 @@ def test_a_record_is_reproduced_from_its_runs(name: str) -> None:
 def test_every_page_renders_and_a_placeholder_needs_its_record() -> None:
     assert set(pages(RECORDS)) == {"README.md", "docs/choosing.md", "docs/findings.md", "docs/results.md"}
     for kept in (read_records(ROOT / "docs" / "papers.json"), {}):
-        assert all(f"## {name}" in papers.papers_page(kept) for name in papers.list_papers())
+        assert all(f"## {name}" in papers.papers_page(kept) for name in list_specs(papers.KIND))
     with pytest.raises(UsageError, match="planted_heads"):
         pages({name: kept for name, kept in RECORDS.items() if name != "planted_heads"})
     with pytest.raises(UsageError, match="k=4, H=9"):
@@ -312,7 +313,7 @@ def test_every_setting_means_runs_that_train_takes_and_checks_are_about_them(
     text.parent.mkdir(parents=True)
     text.write_text("No text is read here. " * 250_000)
     monkeypatch.chdir(tmp_path)
-    experiment = read_experiment(spec.EXPERIMENTS / f"{name}.yaml", setting)
+    experiment = read_experiment(spec.CONFIGS / "experiment" / f"{name}.yaml", setting)
     if setting == "full":  # widths that match are searched for in the other setting: it takes long
         experiment = replace(experiment, match={})
     found = expand(experiment, Path("runs"))
@@ -546,15 +547,17 @@ published:
 @pytest.fixture
 def paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with one paper."""
-    monkeypatch.setattr(papers, "PAPERS", tmp_path)
-    (tmp_path / "own.yaml").write_text(PAPER, encoding="utf-8")
+    for module in (spec, papers):
+        monkeypatch.setattr(module, "CONFIGS", tmp_path)
+    (tmp_path / papers.KIND).mkdir()
+    (tmp_path / papers.KIND / "own.yaml").write_text(PAPER, encoding="utf-8")
     return tmp_path
 
 
 def test_a_published_score_is_compared_with_ours(paper: Path) -> None:
     at = {f"test/at_length/{n}/accuracy": [x + n / 1000 for x in LATER] for n in (8, 16)}
     rows = rows_of(a={"test/accuracy": GROWING, **at}, b={"test/accuracy": GROWING, **at})
-    found = papers.read_paper("own")
+    found = read_spec("own", kind=papers.KIND)
     checks = {cell.name: cell.compare(rows) for cell in papers.published_cells(found)}
     assert checks["Scaled: a"].value == pytest.approx(2 * (0.75 + 0.012) - 1)
     words = [line[-1] for lines in papers.tables(found, checks).values() for line in lines]
@@ -599,10 +602,10 @@ def test_a_paper_is_reproduced_and_the_same_command_finds_its_runs(
     assert "Which learns?" in (paper / "out" / "papers.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", papers.list_papers())
+@pytest.mark.parametrize("name", list_specs(papers.KIND))
 def test_every_published_cell_is_about_runs_that_train_takes(name: str) -> None:
-    for setting in read_mapping(papers.PAPERS / f"{name}.yaml")["settings"]:
-        found = papers.read_paper(name, setting)
+    for setting in read_mapping(spec.CONFIGS / papers.KIND / f"{name}.yaml")["settings"]:
+        found = read_spec(name, setting, papers.KIND)
         runs = [
             {"seed": "0", **{key: plain(value) for key, value in run_of(configuration.command.config).options.items()}}
             for configuration, _ in expand(found.experiment, Path("runs"))

@@ -54,8 +54,7 @@ class Compression(Task):
         self.seq_len = self._whole("seq_len", seq_len, 3)
         self.max_seq_len = self._whole("max_seq_len", self.seq_len if max_seq_len is None else max_seq_len, 3)
         self._demand(self.seq_len % 2 == 1, "seq_len must be odd")
-        placed = self.seq_len <= self.max_seq_len
-        self._demand(placed, "seq_len must be <= max_seq_len")
+        self._demand(self.seq_len <= self.max_seq_len, "seq_len must be <= max_seq_len")
 
     @property
     def spec(self) -> TaskSpec:

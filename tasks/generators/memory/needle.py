@@ -66,10 +66,8 @@ class Needle(Task):
         self.seq_len = self._whole("seq_len", self.distance + 1 + self._marked if seq_len is None else seq_len, 1)
         self._demand(self.seq_len > self.distance, "seq_len must be > distance")
         if self._marked:
-            marker_fits = self.seq_len > self.distance + 1
-            self._demand(marker_fits, "with distractors seq_len must be > distance + 1")
-            free = self.n_distractors <= self.seq_len - 3
-            self._demand(free, "n_distractors must be <= seq_len - 3")
+            self._demand(self.seq_len > self.distance + 1, "with distractors seq_len must be > distance + 1")
+            self._demand(self.n_distractors <= self.seq_len - 3, "n_distractors must be <= seq_len - 3")
 
     @property
     def spec(self) -> TaskSpec:

@@ -64,8 +64,7 @@ class SSMTeacher(Task):
         self.teacher_seed = self._whole("teacher_seed", teacher_seed, 0)
         self.period = self._whole("period", self.seq_len if period is None else period, 1)
         self._demand(self.k <= self.period, "k must be <= period")
-        fits = self.k <= self.d_input * self.d_output
-        self._demand(fits, "k must be <= d_input * d_output")
+        self._demand(self.k <= self.d_input * self.d_output, "k must be <= d_input * d_output")
         self._demand(math.isfinite(self.rho) and 0 < self.rho <= 1, "rho must lie in (0, 1]")
 
     @property

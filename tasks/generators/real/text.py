@@ -15,9 +15,9 @@ from tasks.spec import TaskSpec
 
 Unit = Literal["bytes", "characters"]
 MOST_REPEATED = 16
-"""Longest repetition that is told from longer ones."""
+"""Longer repetitions count as this length."""
 WINDOWS = 2000
-"""Windows from which frequencies of symbols are counted, and as many on which they are scored."""
+"""Windows in which frequencies of symbols are counted, and the number of others on which they are scored."""
 
 DEFAULT = ("torch", "_torch_docs.py")
 """Some 440 kB of English and code that stand on every machine with this version of torch."""

@@ -60,9 +60,8 @@ class Forgetting(LookUp):
         self.n_updates = self._whole("n_updates", n_updates, 0)
         self._demand(self.seq_len % 2 == 0, "seq_len must be even")
         self._demand(self.n_updates <= self.n_pairs, "n_updates must be <= n_pairs")
-        fits = 4 * self.n_pairs + 2 * self.n_updates <= self.seq_len
-        rule = "4 * n_pairs + 2 * n_updates must be <= seq_len"
-        self._demand(fits, rule)
+        needed = 4 * self.n_pairs + 2 * self.n_updates
+        self._demand(needed <= self.seq_len, "4 * n_pairs + 2 * n_updates must be <= seq_len")
 
     @property
     def spec(self) -> TaskSpec:

@@ -101,8 +101,7 @@ class FuzzyRecall(MadRecall):
         self._demand(self._n_words <= 2**40, "keys must be at most 2^40 words", "k_motif_size", "vocab_size")
         rule = "v_motif_size must be <= vocab_size // 2, the tokens of values"
         self._demand(self.v_motif_size <= self._n_value_tokens, rule)
-        rule = "seq_len must be > 2 * (k_motif_size + v_motif_size)"
-        self._demand(self._room > 0, rule)
+        self._demand(self._room > 0, "seq_len must be > 2 * (k_motif_size + v_motif_size)")
         self._keep_train_targets(train_targets)
         self.as_published = bool(as_published)
 

@@ -61,8 +61,7 @@ class MQAR(LookUp):
         self.n_pairs = None if n_pairs is None else self._whole("n_pairs", n_pairs, 1)
         self.min_pairs = None if min_pairs is None else self._whole("min_pairs", min_pairs, 1)
         self._demand(self.seq_len % 2 == 0, "seq_len must be even")
-        fits = 4 <= 4 * self.most_pairs <= self.seq_len
-        self._demand(fits, "4 * n_pairs must be <= seq_len")
+        self._demand(4 <= 4 * self.most_pairs <= self.seq_len, "4 * n_pairs must be <= seq_len")
         ordered = self.min_pairs is None or self.min_pairs <= self.most_pairs
         self._demand(ordered, "min_pairs must be <= n_pairs", "seq_len")
 

@@ -58,10 +58,8 @@ class NoisyRecall(MadRecall):
         self.noise_vocab_size = self._whole("noise_vocab_size", noise_vocab_size, 1)
         self.frac_noise = float(frac_noise)
         self._demand(self.seq_len % 2 == 0, "seq_len must be even")
-        room = self.vocab_size - self.noise_vocab_size >= 4
-        self._demand(room, "noise_vocab_size must be <= vocab_size - 4")
-        share = math.isfinite(self.frac_noise) and 0 <= self.frac_noise < 1
-        self._demand(share, "frac_noise must lie in [0, 1)")
+        self._demand(self.vocab_size - self.noise_vocab_size >= 4, "noise_vocab_size must be <= vocab_size - 4")
+        self._demand(math.isfinite(self.frac_noise) and 0 <= self.frac_noise < 1, "frac_noise must lie in [0, 1)")
         self._keep_train_targets(train_targets)
         self._n_keys = (self.vocab_size - self.noise_vocab_size) // 2
         self._n_values = self.vocab_size - self.noise_vocab_size - self._n_keys

@@ -60,8 +60,7 @@ class StackedMQAR(Task):
         self.n_passes = self._whole("n_passes", n_passes, 1)
         self.vector_seed = self._whole("vector_seed", vector_seed, 0)
         self._demand(self.seq_len % (self.n_passes + 1) == 0, "seq_len must be a multiple of n_passes + 1")
-        fits = self.n_pairs <= self.n_symbols
-        self._demand(fits, "n_symbols must be >= seq_len / (n_passes + 1)")
+        self._demand(self.n_pairs <= self.n_symbols, "n_symbols must be >= seq_len / (n_passes + 1)")
 
     @property
     def n_pairs(self) -> int:

@@ -28,11 +28,11 @@ class Level:
     """The nodes of one depth; nodes of a tree are next to each other, in reading order.
 
     Attributes:
-        tree: of each node, int64 (nodes,), ascending.
+        tree: number of each node's tree, int64 (nodes,), ascending.
         digits: value of each node that is a digit; of the others to be computed. int64 (nodes,).
         nested: which nodes have an operator, bool (nodes,); the next level holds their arguments, one after the other.
-        operators: of the nested nodes, 0 ... 3 as in `OPERATORS`, int64.
-        n_args: of the nested nodes, int64.
+        operators: operator of each nested node, 0 ... 3 as in `OPERATORS`, int64.
+        n_args: number of arguments of each nested node, int64.
     """
 
     tree: np.ndarray

@@ -90,8 +90,7 @@ class ListOps(Task):
         if tsv is not None:
             _ = self._files  # refuses files without expressions
             return
-        fits = self.max_length <= self.seq_len
-        self._demand(fits, "max_length must be <= seq_len")
+        self._demand(self.max_length <= self.seq_len, "max_length must be <= seq_len")
         self._demand(
             length_share(self.min_length, self.max_length, self.max_depth, self.max_args) >= RAREST,
             f"less than one in {1 / RAREST:,.0f} expressions has such a length",

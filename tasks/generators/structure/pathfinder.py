@@ -88,8 +88,7 @@ class Pathfinder(Task):
         self._side = self.image_size // SPACING  # lattice points in a row
         # Longer walks get caught, and walks rarely fit into a fuller lattice: drawing them would take for ever.
         short = self.distractor_length <= self.path_length <= 2 * self._side
-        rule = "lengths must be distractor_length <= path_length <= 2 * (image_size // 3)"
-        self._demand(short, rule)
+        self._demand(short, "lengths must be distractor_length <= path_length <= 2 * (image_size // 3)")
         used = 2 * (self.path_length + 1) + self.n_distractors * (self.distractor_length + 1)
         self._demand(
             3 * used <= 2 * self._side**2,
