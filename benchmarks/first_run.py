@@ -1,6 +1,6 @@
 """Time the way from a fresh clone to a trained model: `make train`, wall times.
 
-    python benchmarks/first_run.py            with pip, and with uv if it is on the PATH
+    python -m benchmarks.first_run            with pip, and with uv if it is on the PATH
 
 Clones the commit that is checked out into a temporary folder, without any cache of packages, data or compiled code,
 sets up the environment as `make train` does, then trains its default model. Packages come from the index that pip and
@@ -14,18 +14,16 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from benchmarks.page import describe_machine
+from benchmarks.timing import finished
+from zoo.report.files import write_atomically
+from zoo.report.markdown import replace_part, table
 
-from benchmarks.page import describe_machine  # noqa: E402
-from benchmarks.timing import finished  # noqa: E402
-from zoo.report.files import write_atomically  # noqa: E402
-from zoo.report.markdown import replace_part, table  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
 
 TABLE = ROOT / "benchmarks" / "first_run.md"
 README = ROOT / "README.md"
@@ -71,7 +69,7 @@ def measure(installer: str, uv: str) -> FirstRun:
 def render(runs: list[FirstRun], measured: str) -> str:
     """Return the page in Markdown."""
     lines = ["# From nothing to a trained model", ""]
-    lines += [f"Made by `python benchmarks/first_run.py` on {measured}: a fresh clone, no caches, `make train`.", ""]
+    lines += [f"Made by `python -m benchmarks.first_run` on {measured}: a fresh clone, no caches, `make train`.", ""]
     rows = [
         (run.installer, *(f"{seconds:.0f}" for seconds in (run.set_up, run.train, run.whole)), f"{run.accuracy:.4f}")
         for run in runs

@@ -1,8 +1,8 @@
 """Compare speed on one CUDA device with the memory floor and with public kernels; write docs/performance_gpu.md.
 
-    python benchmarks/gpu.py                     every section
-    python benchmarks/gpu.py --only scan steps   these sections; the page keeps the others as they were
-    python benchmarks/gpu.py --tune              the scan under other tiles, printed and not published
+    python -m benchmarks.gpu                     every section
+    python -m benchmarks.gpu --only scan steps   these sections; the page keeps the others as they were
+    python -m benchmarks.gpu --tune              the scan under other tiles, printed and not published
 
 First it runs the tests of what is timed, on the device, and measures nothing if they fail. Public kernels are included
 if they can be imported (`mamba_ssm`, `fla`) and listed as missing if not; nothing else is needed. Candidates take turns
@@ -29,26 +29,25 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from benchmarks.page import Cell, Section, Table, Target, render_section
+from benchmarks.peers import generator, scan_inputs
+from benchmarks.performance import describe_run, read_results, tests_pass
+from benchmarks.sections import reaching, step_of
+from benchmarks.timing import Run, forward_only, interleaved, isolated, trained
+from zoo import Backbone, create_mixer, list_mixers, state_nbytes
+from zoo.contract import SequenceMixer
+from zoo.ops.attention import forgetting_attend
+from zoo.ops.conv import causal_conv
+from zoo.ops.delta_rule import delta_rule, unit_length
+from zoo.ops.dplr import dplr
+from zoo.ops.ridge import ridge_queries
+from zoo.ops.scan import selective_scan
+from zoo.ops.slstm import slstm_scan
+from zoo.ops.ssd import ssd
+from zoo.registry import mixer_class
+from zoo.report.files import as_json, write_all
 
-from benchmarks.page import Cell, Section, Table, Target, render_section  # noqa: E402
-from benchmarks.peers import generator, scan_inputs  # noqa: E402
-from benchmarks.performance import describe_run, read_results, tests_pass  # noqa: E402
-from benchmarks.sections import reaching, step_of  # noqa: E402
-from benchmarks.timing import Run, forward_only, interleaved, isolated, trained  # noqa: E402
-from zoo import Backbone, create_mixer, list_mixers, state_nbytes  # noqa: E402
-from zoo.contract import SequenceMixer  # noqa: E402
-from zoo.ops.attention import forgetting_attend  # noqa: E402
-from zoo.ops.conv import causal_conv  # noqa: E402
-from zoo.ops.delta_rule import delta_rule, unit_length  # noqa: E402
-from zoo.ops.dplr import dplr  # noqa: E402
-from zoo.ops.ridge import ridge_queries  # noqa: E402
-from zoo.ops.scan import selective_scan  # noqa: E402
-from zoo.ops.slstm import slstm_scan  # noqa: E402
-from zoo.ops.ssd import ssd  # noqa: E402
-from zoo.registry import mixer_class  # noqa: E402
-from zoo.report.files import as_json, write_all  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
 
 TESTS = tuple(f"tests/ops/test_{name}.py" for name in ("scan_triton", "chunked_ops", "slstm_triton", "conv_triton"))
 RESULTS, PAGE = "benchmarks/gpu.json", "docs/performance_gpu.md"
@@ -653,7 +652,7 @@ def tune() -> None:
 def page(results: Mapping[str, Any]) -> str:
     """docs/performance_gpu.md, from what benchmarks/gpu.json holds."""
     lines = ["# Performance on a GPU", ""]
-    lines += ["Made by `python benchmarks/gpu.py`; edit that, not this page. Ratios are of"]
+    lines += ["Made by `python -m benchmarks.gpu`; edit that, not this page. Ratios are of"]
     lines += ["medians, measured in turns in one process. On a CPU: [performance](performance.md).", ""]
     for name, (title, _) in SECTIONS.items():
         if name in results:
@@ -670,7 +669,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT, help="folder in the place of the repository's root")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
-        print("gpu.py: error: no CUDA device here; on a CPU: python benchmarks/performance.py", file=sys.stderr)
+        print("gpu.py: error: no CUDA device here; on a CPU: python -m benchmarks.performance", file=sys.stderr)
         return 2
     if options.tune:
         tune()

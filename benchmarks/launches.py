@@ -1,6 +1,6 @@
 """Count the operations of each mixer on meta tensors, for which the code of CUDA runs: `docs/launches.md`.
 
-    python benchmarks/launches.py [--only MIXER ...]
+    python -m benchmarks.launches [--only MIXER ...]
 
 An operation that computes is a launch on a GPU; views and allocations are none. A Triton kernel of the zoo and a kernel
 of cuDNN are one operation each. The numbers depend on no machine: tests/project/test_launches.py bounds them.
@@ -20,13 +20,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from benchmarks.page import Table, render_table
+from zoo.contract import SequenceMixer
+from zoo.registry import create_mixer, list_mixers, mixer_class
+from zoo.report.files import write_atomically
 
-from benchmarks.page import Table, render_table  # noqa: E402
-from zoo.contract import SequenceMixer  # noqa: E402
-from zoo.registry import create_mixer, list_mixers, mixer_class  # noqa: E402
-from zoo.report.files import write_atomically  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
 
 PAGE = ROOT / "docs" / "launches.md"
 BATCH, D_MODEL, LENGTHS = 4, 1024, (4096, 16384)
@@ -86,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = Table("", ["mixer", *columns])
     for name in list_mixers():
         table.rows.append([name, *(found.total() for n in LENGTHS for found in launches(name, n))])
-    lines = ["# Launches on a GPU", "", "Made by `python benchmarks/launches.py`; edit that, not this page.", ""]
+    lines = ["# Launches on a GPU", "", "Made by `python -m benchmarks.launches`; edit that, not this page.", ""]
     lines += [
         f"Operations of one layer that compute something, at batch {BATCH} and d_model {D_MODEL:,}, counted on meta"
     ]

@@ -1,7 +1,7 @@
 """Measure what the mixers learn in a small budget: accuracy and wall time of whole processes, per seed.
 
-    python benchmarks/learning.py            every experiment below, about half an hour on two cores
-    python benchmarks/learning.py mqar       the experiments of one table
+    python -m benchmarks.learning            every experiment below, about half an hour on two cores
+    python -m benchmarks.learning mqar       the experiments of one table
 
 Each run is one `train.py` process, timed from its start to its end: imports, data, training, evaluation. The table
 `benchmarks/learning.md` is rewritten after every run; runs that `benchmarks/learning.json` holds are not repeated,
@@ -13,18 +13,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from benchmarks.page import describe_machine
+from benchmarks.timing import trained
+from zoo.report.files import as_json, write_atomically
+from zoo.report.markdown import table
 
-from benchmarks.page import describe_machine  # noqa: E402
-from benchmarks.timing import trained  # noqa: E402
-from zoo.report.files import as_json, write_atomically  # noqa: E402
-from zoo.report.markdown import table  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
 
 RESULTS = ROOT / "benchmarks" / "learning.json"
 TABLE = ROOT / "benchmarks" / "learning.md"
@@ -96,7 +94,7 @@ def bounds() -> dict[int, float]:
 def render(results: dict[str, dict[str, Any]]) -> str:
     """Return the table in Markdown."""
     lines = ["# What is learned in a small budget", ""]
-    lines += [f"Made by `python benchmarks/learning.py` on {machines(results)}."]
+    lines += [f"Made by `python -m benchmarks.learning` on {machines(results)}."]
     lines += ["Wall time is that of the whole process from cold: imports, data, training, evaluation.", ""]
     for task in dict.fromkeys(e.task for e in EXPERIMENTS):
         rows = [e for e in EXPERIMENTS if e.task == task and f"{e.task} {e.flags} 0" in results]

@@ -1,4 +1,4 @@
-"""Print what each mixer sends between ranks and gains by them: `python benchmarks/parallel.py [--ranks 2]`.
+"""Print what each mixer sends between ranks and gains by them: `python -m benchmarks.parallel [--ranks 2]`.
 
 Ranks are gloo processes of this machine with one thread each and an equal part of the positions. In the table are the
 bytes that rank 0 sends forward and the last rank sends back, beside the bytes of the state after rank 0's positions;
@@ -11,19 +11,15 @@ ranks work at once.
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.timing import interleaved
 from zoo import create_mixer, list_mixers, parallel

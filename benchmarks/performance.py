@@ -1,7 +1,7 @@
 """Compare speed and memory of ours and the peers on a CPU; write docs/performance.md.
 
-    python benchmarks/performance.py                      everything, about a quarter of an hour on two idle cores
-    python benchmarks/performance.py --only scan decode   these sections; the page keeps the others as they were
+    python -m benchmarks.performance                      everything, about a quarter of an hour on two idle cores
+    python -m benchmarks.performance --only scan decode   these sections; the page keeps the others as they were
 
 First it runs the tests of what is timed, and measures nothing if they fail. The peers come with
 `pip install -e '.[bench]'`. Each section runs in a process of its own; its numbers go into
@@ -21,14 +21,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as train.py does
 
-from benchmarks import timing  # noqa: E402
-from benchmarks.page import Section, describe_machine, render_section  # noqa: E402
-from benchmarks.sections import FULL, QUICK, SECTIONS  # noqa: E402
-from zoo.report.files import as_json, write_all  # noqa: E402
+from benchmarks import timing
+from benchmarks.page import Section, describe_machine, render_section
+from benchmarks.sections import FULL, QUICK, SECTIONS
+from zoo.report.files import as_json, write_all
+
+ROOT = Path(__file__).resolve().parent.parent
 
 TESTS = (
     "tests/ops/test_selective_scan.py",
@@ -106,14 +106,14 @@ def publish(results: dict[str, Any], root: Path) -> None:
     for name, section in sections.items():
         page = PROFILES if name == "profiles" else PAGE
         parts[page] += render_section(SECTIONS[name][0], section, results[name]["measured"])
-    head = ["# Performance", "", "Made by `python benchmarks/performance.py`; edit that, not this page. Ratios are of"]
+    head = ["# Performance", "", "Made by `python -m benchmarks.performance`; edit that, not this page. Ratios are of"]
     head += [
         "medians, measured in turns in one process. Where the time of a training step goes: [profiles](profiles.md)."
     ]
     head += ["On a GPU: [performance on a GPU](performance_gpu.md).", ""]
     pages = {PAGE: "\n".join([*head, *parts[PAGE]])}
     if parts[PROFILES]:
-        title = ["# Profiles", "", "Made by `python benchmarks/performance.py --only profiles`.", ""]
+        title = ["# Profiles", "", "Made by `python -m benchmarks.performance --only profiles`.", ""]
         pages[PROFILES] = "\n".join([*title, *parts[PROFILES]])
     write_all(root, pages)
 

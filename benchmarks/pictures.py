@@ -1,6 +1,6 @@
 """Make the screenshots of the pages: `zoo compare`, TensorBoard's means and layers over the same runs, the gallery.
 
-    python benchmarks/pictures.py        trains fourteen tiny runs, some minutes on two cores, and writes
+    python -m benchmarks.pictures        trains fourteen tiny runs, some minutes on two cores, and writes
                                          docs/compare.png, docs/tensorboard.png and, in docs/figures,
                                          layers.png, gallery.png and explorer.png
 
@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from lab.view import group_runs, read_runs
+from lab.view.command import write_comparison
+from lab.view.tensorboard import MIXER, lay_out, serve
+from zoo.report.files import write_atomically
 
-from lab.view import group_runs, read_runs  # noqa: E402
-from lab.view.command import write_comparison  # noqa: E402
-from lab.view.tensorboard import MIXER, lay_out, serve  # noqa: E402
-from zoo.report.files import write_atomically  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
 
 SWEEPS = {
     "mqar": "--mixer attention,hybrid,ssd --task mqar --task.vocab_size 128 --task.seq_len 32 "

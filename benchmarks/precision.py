@@ -1,6 +1,6 @@
 """Measure the error of ops that multiply matrices inside chunks, by precision and length: docs/precision.md.
 
-    python benchmarks/precision.py [--quick --out FOLDER]
+    python -m benchmarks.precision [--quick --out FOLDER]
 
 On the CPU: bf16 is autocast's, whose products of rounded operands the zoo computes in float32; tf32 is emulated, the
 operands of every matrix product rounded to ten bits, as a GPU's tensor cores do.
@@ -20,16 +20,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from benchmarks.page import Section, Table, describe_machine, render_section
+from zoo.ops.delta_rule import delta_rule, relaxed_delta_rule, unit_length
+from zoo.ops.dplr import dplr
+from zoo.ops.mlstm import mlstm
+from zoo.ops.path import path_attend
+from zoo.ops.ssd import ssd
+from zoo.report.files import write_all
 
-from benchmarks.page import Section, Table, describe_machine, render_section  # noqa: E402
-from zoo.ops.delta_rule import delta_rule, relaxed_delta_rule, unit_length  # noqa: E402
-from zoo.ops.dplr import dplr  # noqa: E402
-from zoo.ops.mlstm import mlstm  # noqa: E402
-from zoo.ops.path import path_attend  # noqa: E402
-from zoo.ops.ssd import ssd  # noqa: E402
-from zoo.report.files import write_all  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
 
 PAGE = "docs/precision.md"
 LENGTHS, QUICK_LENGTHS = (256, 1024, 4096, 16384), (64, 128)
@@ -153,7 +152,7 @@ Float64, devices other than CPU and CUDA, and transforms of torch.func are excep
 chunks are multiplied in the type of the state. On CUDA, lstm, gru and rnn run in cuDNN, which uses tf32
 unless `torch.backends.cudnn.allow_tf32` is False. `zoo check lstm --only float32 --device cuda` shows the error.
 
-A state in float64 turns all of this off. Made by `python benchmarks/precision.py`; edit that, not this page.
+A state in float64 turns all of this off. Made by `python -m benchmarks.precision`; edit that, not this page.
 """
 
 

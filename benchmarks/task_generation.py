@@ -1,7 +1,7 @@
 """Time how fast every task is drawn, and the slow ones written to the cache and read back, on one core.
 
-    python benchmarks/task_generation.py              prints the table and writes benchmarks/task_generation.md
-    python benchmarks/task_generation.py mqar copying only these, printed and not written
+    python -m benchmarks.task_generation              prints the table and writes benchmarks/task_generation.md
+    python -m benchmarks.task_generation mqar copying only these, printed and not written
 
 Each figure is of fresh processes, after the imports: one that draws a training split in memory; for the tasks that are
 kept on disk another that generates it into an empty cache, and another that reads it (checksum and copy into arrays
@@ -23,13 +23,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from benchmarks.page import Cell, Table, describe_machine, render_table
+from zoo.report.files import write_atomically
 
-from benchmarks.page import Cell, Table, describe_machine, render_table  # noqa: E402
-from zoo.report.files import write_atomically  # noqa: E402
-
-TABLE = ROOT / "benchmarks" / "task_generation.md"
+TABLE = Path(__file__).with_suffix(".md")
 REPEATS = 2
 EXAMPLES, NUMBERS = 40_960, 1 << 24
 """Examples of a task, or fewer if they would hold more than NUMBERS numbers."""
@@ -80,7 +77,7 @@ def probe(cache: str, name: str, options: dict[str, Any], n: int) -> list[float]
         check=True,
         capture_output=True,
         text=True,
-        cwd=ROOT,
+        cwd=TABLE.parents[1],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     return json.loads(done.stdout)
@@ -178,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     head = f"""\
 # Drawing the tasks
 
-Made by `python benchmarks/task_generation.py` on
+Made by `python -m benchmarks.task_generation` on
 {describe_machine()}, numpy {version("numpy")}, datasets {version("datasets")}, pyarrow {version("pyarrow")}.
 One thread; medians over {REPEATS} fresh processes, imports not counted. Load average at the end: {load:.1f}.
 Tasks that do not exist at length 256 have their default length. mqar has several shapes; beyond 256 positions no

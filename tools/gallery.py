@@ -1,6 +1,6 @@
 """Measure each mixer for the gallery: docs/gallery.json, from which `make docs` makes the page.
 
-    python tools/gallery.py [MIXER ...]      all of them take some minutes on two cores; others keep their numbers
+    python -m tools.gallery [MIXER ...]      all of them take some minutes on two cores; others keep their numbers
 
 For each mixer, and each number of heads or size of state: what it reads at two fixed inputs (`zoo.theory.explorer`),
 the gradient against distance and the bytes of its state. For each mixer the exponents in the length of three costs:
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,19 +23,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from zoo.contract import SequenceMixer
+from zoo.docstrings import titled
+from zoo.pages import SECTIONS, options
+from zoo.registry import MIXERS, create_mixer, list_mixers
+from zoo.report.files import write_atomically
+from zoo.theory import complexity, gradient_profile
+from zoo.theory.explorer import DECADES, explorer_data, rounded
+from zoo.theory.gradients import spaced
+from zoo.theory.measure import state_bytes
+from zoo.theory.spectra import read_spectrum
 
-from zoo.contract import SequenceMixer  # noqa: E402
-from zoo.docstrings import titled  # noqa: E402
-from zoo.pages import SECTIONS, options  # noqa: E402
-from zoo.registry import MIXERS, create_mixer, list_mixers  # noqa: E402
-from zoo.report.files import write_atomically  # noqa: E402
-from zoo.theory import complexity, gradient_profile  # noqa: E402
-from zoo.theory.explorer import DECADES, explorer_data, rounded  # noqa: E402
-from zoo.theory.gradients import spaced  # noqa: E402
-from zoo.theory.measure import state_bytes  # noqa: E402
-from zoo.theory.spectra import read_spectrum  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
 
 STORED = ROOT / "docs" / "gallery.json"
 D_MODEL, SEQ_LEN, GRADIENT_LEN, SEEDS = 16, 32, 128, 5

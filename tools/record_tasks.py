@@ -1,6 +1,6 @@
 """Draw from the published generators of the tasks and record histograms of the examples for tests/upstream/tasks.
 
-    python tools/record_tasks.py CHECKOUTS [NAME ...]
+    python -m tools.record_tasks CHECKOUTS [NAME ...]
 
 CHECKOUTS holds a clone of each repository in `SOURCES`, under its key and at its commit. Install pydantic and pandas
 (imported by zoology), pythomata (seq_icl), jax and chex (neural_networks_chomsky_hierarchy). The clones are imported;
@@ -29,10 +29,9 @@ from typing import Any
 import numpy as np
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from tools.task_summaries import IGNORED, ROWS, SUMMARIES, USUAL_ROWS, counts, is_answerable
 
-from tools.task_summaries import IGNORED, ROWS, SUMMARIES, USUAL_ROWS, counts, is_answerable  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
 
 RECORDS = ROOT / "tests" / "upstream" / "tasks" / "records"
 SOURCES = {

@@ -19,7 +19,7 @@ def test_without_a_device_it_says_so_in_one_line(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main([]) == 2
     assert capsys.readouterr().err == (
-        "gpu.py: error: no CUDA device here; on a CPU: python benchmarks/performance.py\n"
+        "gpu.py: error: no CUDA device here; on a CPU: python -m benchmarks.performance\n"
     )
 
 
