@@ -149,7 +149,7 @@ def _show(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
         print(f"  {title:<12}{text}")
     print("\noptions")
     for option, default, meaning in pages.options(cls):
-        print(f"  {option} = {default}: {meaning}")
+        print(f"  {option} = {default}" + (f": {meaning}" if meaning else ""))
     for title, text in (
         ("what theory predicts", cls.prediction),
         ("source", f"{cls.source}\n\n{cls.reported}".strip()),

@@ -123,11 +123,11 @@ def markdown(name: str, seed: int = 0, task: Task | None = None) -> str:
     lines += ["## At its defaults", "", *(f"- {title}: {text}" for title, text in facts(cls().spec)), ""]
     rows = [(f"`{option}`", f"`{default}`", meaning) for option, default, meaning in options(cls)]
     lines += table(("option", "default", "meaning"), rows)
-    if cls.prediction:
-        lines += ["", "## What theory predicts", "", cls.prediction]
-    lines += ["", "## Source", "", sentence(cls.source), ""]
-    if cls.reported:
-        lines += [cls.reported, ""]
+    source = "\n\n".join(text for text in (sentence(cls.source), cls.reported) if text)
+    for title, text in (("What theory predicts", cls.prediction), ("Source", source)):
+        if text:
+            lines += ["", f"## {title}", "", text]
+    lines.append("")
     if files := recipes(name):
         lines += ["## Recipes", "", *(f"- [{file}](../../{file}): {_first_comment(file)}" for file in files), ""]
     lines += [f"Made by `python -m tasks show {name} --seed {seed} --markdown`.", ""]

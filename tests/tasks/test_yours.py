@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import tasks
+from tasks import pages
 from tasks.__main__ import main
 from tasks.base import Arrays
 from tasks.data.arrow import to_table
@@ -157,6 +158,7 @@ def test_regression_with_lengths(file: Path, rng: np.random.Generator) -> None:
 def test_a_class_is_known_by_its_options(file: Path) -> None:
     task = tasks.create_task(f"{file}:Mine", width=2)
     assert (repr(task), task.name, task.spec.seq_len) == ("Mine(width=2)", "own_tasks.Mine", 2)
+    assert "width" in pages.markdown(f"{file}:Mine")  # a class without a source has a page
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ def untagged(text: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a line of a registry as a sentence."""
-    return text[0].upper() + text[1:].rstrip(".") + "."
+    """Return a line of a registry as a sentence; nothing of nothing."""
+    return text[:1].upper() + text[1:].rstrip(".") + "." * bool(text)
 
 
 def replace_part(page: str, name: str, part: str) -> str:
