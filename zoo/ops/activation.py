@@ -90,7 +90,7 @@ def rms_norm(
     if fused(x) and x.dtype == weight.dtype and weight.dim() == 1:
         return F.rms_norm(x, weight.shape, weight, eps)
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-    scale = coefficient(torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps))
+    scale = coefficient(torch.rsqrt(_mean_square(wide) + eps))
     return (wide * scale).to(x.dtype) * weight
 
 
@@ -113,5 +113,10 @@ def group_norm(
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     wide = rearrange(wide, "... (group d) -> ... group d", group=n_groups)
     centred = wide - wide.mean(-1, keepdim=True)
-    scale = coefficient(torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps))
+    scale = coefficient(torch.rsqrt(_mean_square(centred) + eps))
     return rearrange(centred * scale, "... group d -> ... (group d)").to(x.dtype) * weight
+
+
+def _mean_square(t: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape 1"]:
+    # The gradients of square() and mean() would be written out, of a power and of an expanded mean.
+    return (t * t).sum(-1, keepdim=True) / t.shape[-1]

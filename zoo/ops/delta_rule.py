@@ -25,7 +25,7 @@ def unit_length(t: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         d = t.shape[-1]
         with full_precision(t.device):  # which is within the kernel
             return F.rms_norm(t.contiguous(), (d,), None, _EPS / d) * d**-0.5
-    return t * torch.rsqrt(t.square().sum(-1, keepdim=True) + _EPS)
+    return t * torch.rsqrt((t * t).sum(-1, keepdim=True) + _EPS)
 
 
 def delta_inputs(
