@@ -19,12 +19,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from tasks.registry import TASKS, list_tasks
 from zoo.errors import UsageError, unknown
 from zoo.report.numbers import size
-from zoo.report.terminal import ends_unread, fail, listing, make_console, make_facts
+from zoo.report.terminal import Parser, ends_unread, fail, listing, make_console, make_facts
 
 if TYPE_CHECKING:
     from tasks.base import Arrays, Task
@@ -32,11 +32,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 USUAL_N = 10_000
 FORMATS = ("parquet", "jsonl", "hub")
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
 
 
 @ends_unread
@@ -54,11 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m tasks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    verbs = parser.add_subparsers(dest="verb", metavar="verb", parser_class=_Parser)
+    parser = Parser(prog="python -m tasks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", metavar="verb", parser_class=Parser)
 
     def verb(name: str, run: Callable[..., None], about: str) -> argparse.ArgumentParser:
-        added = verbs.add_parser(name, help=about, description=about, allow_abbrev=False)
+        added = verbs.add_parser(name, help=about, description=about)
         added.set_defaults(run=run)
         return added
 
