@@ -10,6 +10,7 @@ in the README.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -87,6 +88,7 @@ def summary(runs: list[FirstRun], measured: str) -> str:
 
 def main() -> None:
     """Measure each installer and publish."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     uv, load = shutil.which("uv"), os.getloadavg()[0]
     installers = {"pip": ""} | ({"uv": uv} if uv else {})
     runs = []

@@ -173,7 +173,7 @@ class SequenceMixer(Configured, ABC):
             return state_nbytes(twin.stream(x)[1])
 
     def require_fit(self, seq_len: int) -> None:
-        """Raise ValueError for a sequence longer than some part takes, or too short for its choice of positions.
+        """Raise ValueError for a sequence beyond the limit of a layer, or too short for its choice of positions.
 
         For training: `forward` and `stream` take short sequences too, since a stream begins short.
         """

@@ -58,7 +58,7 @@ class Option:
     Attributes:
         key: dotted name, as in flags.
         hint: the annotation of the constructor's parameter.
-        default: the parameter's, or that of the registry's entry; `NO_DEFAULT` for a bare option of a hybrid.
+        default: default of the parameter, or of the registry's entry; `NO_DEFAULT` for a bare option of a hybrid.
         owner: the class whose docstring describes it; None for the name of a mixer or a task.
         section: the heading under which help shows it.
         members: of a bare option of a hybrid, the options of its members that it sets.

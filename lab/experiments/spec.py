@@ -110,9 +110,10 @@ def read_spec(name: str, setting: str | None = None, kind: str = "experiment") -
         UnknownNameError: there is no such experiment or paper.
         UsageError: a file that cannot be read, a key, verb or probe that there is not.
     """
-    if name not in (known := list_specs(kind)):
-        raise UnknownNameError(unknown(kind, name, known))
-    experiment = read_experiment(file := CONFIGS / kind / f"{name}.yaml", setting)
+    file = CONFIGS / kind / f"{name}.yaml"
+    experiment = read_experiment(file, setting) if file.is_file() else None
+    if experiment is None or not (experiment.judged["checks"] or experiment.judged["published"]):
+        raise UnknownNameError(unknown(kind, name, list_specs(kind)))
     given = experiment.judged
     for probe in given["probes"] or ():
         if probe not in PROBES:

@@ -711,7 +711,9 @@ def test_a_sequence_beyond_the_longest_is_refused(name: str, options: dict[str, 
         ("dsa", {"top_k": 5}, 5),
     ],
 )
-def test_a_sequence_that_leaves_no_choice_does_not_fit(name: str, options: dict[str, Any], shortest: int) -> None:
+def test_a_sequence_that_does_not_hold_the_choice_does_not_fit(
+    name: str, options: dict[str, Any], shortest: int
+) -> None:
     pattern = ["linear_attention", {"name": name, **options}]
     model = Backbone({"name": "hybrid", "pattern": pattern}, D_MODEL, 2, vocab_size=5, n_outputs=5)
     model.require_fit(shortest)

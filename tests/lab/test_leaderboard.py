@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from selenium.webdriver.common.keys import Keys
 
 from lab import __main__ as application
+from lab.build import build
+from lab.config import parse
 from lab.run.identity import deciding_options
 from lab.sweep.experiment import read_experiment
+from lab.sweep.grid import arguments
 from lab.view import leaderboard
 from lab.view.cells import FILE, in_order, read_cells, task_names
 from lab.view.leaderboard import PICTURE, SORTABLE, STORED, Board, groups_of, overview
@@ -57,6 +61,15 @@ def test_the_stored_cells_are_not_run_again(tmp_path: Path) -> None:
     for mixer, task in sorted(board.records)[::30]:
         (cell,) = read_cells([mixer], [task], None)
         assert cell.missing(board.records[mixer, task]) == []
+
+
+def test_mixers_that_choose_have_something_to_choose_in_every_cell() -> None:
+    for cell in read_cells(["moba", "nsa", "dsa"], [], 1):
+        experiment = cell.experiment
+        options = experiment.fixed | {key: values[0] for key, values in experiment.grids[0].items()}
+        with torch.device("meta"):
+            task, model = build(parse(arguments({key: value for key, value in options.items() if key != "lr"})).config)
+        model.require_fit(task.spec.seq_len)
 
 
 def test_a_mixer_has_the_options_of_the_grid_that_names_it_or_of_the_first(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from tests import slow
-from tests.cases import draw
+from tests.cases import D_MODEL, assert_states_close, draw
 from tests.ops.test_ops import differentiable
 from tests.tolerances import assert_close, tolerance
 from zoo import create_mixer
@@ -490,6 +490,19 @@ def test_a_decay_that_underflows_to_one_leaves_gradients_finite() -> None:
         mixer.gate_bias[1].fill_(-200.0)
     mixer(torch.ones(1, 5, 4)).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in mixer.parameters())
+
+
+@pytest.mark.parametrize("seq_len", [1, 2, 8, 9, 63])
+@pytest.mark.parametrize("name", ["log_linear_ssd", "log_linear_gated_delta_net"])
+def test_a_fenwick_tree_from_its_start_is_that_of_all_levels(
+    name: str, seq_len: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixer, x = create_mixer(name, D_MODEL, n_levels=9).double(), draw(2, seq_len, D_MODEL, generator=generator)
+    y, state = mixer.stream(x, None, [seq_len, seq_len // 2])
+    monkeypatch.setattr("zoo.ops.log_linear._distinct", lambda seen, seq_len, n_levels: n_levels)
+    expected, all_levels = mixer.stream(x, None, [seq_len, seq_len // 2])
+    assert_close(y, expected)
+    assert_states_close(state, all_levels)
 
 
 @pytest.mark.parametrize("size", [0.0, 300.0, -300.0])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tests.cases import every_kind
 from zoo.backbone import Backbone
 from zoo.blocks import RMSNorm, ShortConv
-from zoo.coefficient import recording
+from zoo.coefficient import coefficient, recording
 from zoo.contract import SequenceMixer
 from zoo.registry import create_mixer
 from zoo.theory import costs
@@ -108,6 +108,18 @@ def test_input_dependence_from_whole_operators(
     with recording() as tape:
         layer(x)
     assert (found < 1e-12) == (not tape.kept)
+
+
+class Shifted(nn.Module):
+    """A gate that depends on the input, and a large constant."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 0.01 * coefficient(torch.sigmoid(x)) * x.cumsum(1) + 1e4
+
+
+def test_a_large_offset_does_not_move_the_operator_in_float32(generator: torch.Generator) -> None:
+    x = torch.randn(2, 5, 3, generator=generator)
+    assert input_dependence(Shifted(), x) == pytest.approx(input_dependence(Shifted(), x.double()), rel=1e-4)
 
 
 @pytest.mark.parametrize(

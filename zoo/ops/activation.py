@@ -118,5 +118,7 @@ def group_norm(
 
 
 def _mean_square(t: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape 1"]:
-    # The gradients of square() and mean() would be written out, of a power and of an expanded mean.
+    if not on_cpu(t):
+        return t.square().mean(-1, keepdim=True)
+    # One operation more, but the gradients of square() and mean() write out a power and an expanded mean.
     return (t * t).sum(-1, keepdim=True) / t.shape[-1]

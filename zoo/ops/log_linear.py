@@ -57,14 +57,14 @@ def log_linear_ssd(
     """y_t = sum_l weights_t^l S_t^l^T q_t, S_t^l the state of `ssd` over the positions of level l of a Fenwick tree.
 
     A level is a recurrence of its own, whose decay is zero where it begins anew and whose values are zero where it is
-    not written: one call of `ssd` with a head for each level. Time and memory are those of `ssd` times the levels; a
-    sequence from its start takes no more of them than it can tell apart (`_distinct`).
+    not written: one call of `ssd` with a head for each level. Time and memory are those of `ssd` times the levels, of
+    which a sequence of n positions, read from its start on a CPU, needs ceil(log2 n) + 2.
 
     Args:
         q, k, v, log_decay: as of `ssd`.
-        weights: of each level at each position.
+        weights: weight of each level at each position.
         seen: positions of each row before the first.
-        state: of each level before the first position; its dtype is the one computed in.
+        state: state of each level before the first position; its dtype is the one computed in.
         lengths: valid positions of each row; padding must have values of zero and log-decays of zero.
 
     Returns:
@@ -105,10 +105,10 @@ def log_linear_delta_product(
 
 
 def _distinct(seen: Int[Tensor, " batch"], seq_len: int, n_levels: int) -> int:
-    """Count the levels that are not copies of others.
+    """Count the levels to compute.
 
-    Levels that a sequence never reads are the same from its start on: one stands for all of them. Where rows have begun
-    before, or the values of `seen` cannot be read, all levels count.
+    From the start of a sequence, levels that it never reads are equal, and one of them is enough. If a row has earlier
+    positions, or the values of `seen` cannot be read, it is all levels.
     """
     if not readable(seen) or seen.any():
         return n_levels

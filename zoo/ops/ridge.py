@@ -77,7 +77,7 @@ def _loop(
     square = _square(q)
     # Below it the residual is roundoff: the denominators keep it from being divided by itself.
     floor = square.detach() * torch.finfo(q.dtype).eps ** 2 + torch.finfo(q.dtype).tiny
-    settles = readable(q) and not torch._C._get_tracing_state()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    settles = readable(q)
     for _ in range(steps):
         if settles and not (square > floor).any():
             break

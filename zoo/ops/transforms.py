@@ -37,7 +37,8 @@ def compiling() -> bool:
 
 def readable(t: Tensor) -> bool:
     """Return whether values of `t` can be read at no cost: elsewhere the host waits for the device, or cannot know."""
-    return t.device.type == "cpu" and not followed()
+    traced = torch._C._get_tracing_state()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    return t.device.type == "cpu" and not followed() and not traced
 
 
 def transformed() -> bool:

@@ -33,7 +33,7 @@ def untagged(text: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return a line of a registry as a sentence; nothing of nothing."""
+    """Return a line of a registry as a sentence; an empty text stays empty."""
     return text[:1].upper() + text[1:].rstrip(".") + "." * bool(text)
 
 

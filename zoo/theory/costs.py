@@ -77,8 +77,8 @@ def check_lengths(lengths: Sequence[int]) -> None:
 def input_dependence(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> float:
     """Measure how the operator moves between inputs: mean of ||W - W'||_F / sqrt((||W||^2 + ||W'||^2) / 2) over pairs.
 
-    0 for a linear time-invariant layer, sqrt(2) when the operators at two inputs are orthogonal. Columns of W are read
-    and compared a few positions at a time; the whole of it is never held.
+    0 for a linear time-invariant layer, sqrt(2) when the operators at two inputs are orthogonal. W is read and
+    compared a few positions at a time, and never held as a whole.
 
     Args:
         layer: any layer that `interaction` takes.
@@ -93,11 +93,12 @@ def input_dependence(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> fl
     energy = torch.zeros(len(x), dtype=torch.float64, device=x.device)
     moved = torch.zeros(len(first), dtype=torch.float64, device=x.device)
     with replayed(layer, x) as held:
-        for _, columns in held.columns():
-            columns = columns.double().flatten(1)
-            energy += columns.square().sum(1)
+        # Columns take forward passes alone, and the roundoff of the offset, which float32 cannot afford.
+        for _, part in held.columns() if x.dtype == torch.float64 else held.rows():
+            part = part.double().flatten(1)
+            energy += part.square().sum(1)
             # Pair by pair: the difference of two squared norms would lose half of the digits.
-            moved += torch.stack([(columns[a] - columns[b]).square().sum() for a, b in zip(first, second, strict=True)])
+            moved += torch.stack([(part[a] - part[b]).square().sum() for a, b in zip(first, second, strict=True)])
     if not bool((energy > 0).all()):
         raise ValueError("the operator is zero at one of the inputs: its relative movement is undefined")
     return float((moved / ((energy[first] + energy[second]) / 2)).sqrt().mean())
