@@ -25,7 +25,6 @@ from zoo.report.files import write_atomically
 from zoo.report.markdown import replace_part, table
 
 ROOT = Path(__file__).resolve().parent.parent
-
 TABLE = ROOT / "benchmarks" / "first_run.md"
 README = ROOT / "README.md"
 SET_UP = ".venv/.installed-train"

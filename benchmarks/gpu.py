@@ -48,7 +48,6 @@ from zoo.registry import mixer_class
 from zoo.report.files import as_json, write_all
 
 ROOT = Path(__file__).resolve().parent.parent
-
 TESTS = tuple(f"tests/ops/test_{name}.py" for name in ("scan_triton", "chunked_ops", "slstm_triton", "conv_triton"))
 RESULTS, PAGE = "benchmarks/gpu.json", "docs/performance_gpu.md"
 

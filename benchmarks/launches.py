@@ -26,7 +26,6 @@ from zoo.registry import create_mixer, list_mixers, mixer_class
 from zoo.report.files import write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
-
 PAGE = ROOT / "docs" / "launches.md"
 BATCH, D_MODEL, LENGTHS = 4, 1024, (4096, 16384)
 _NO_LAUNCH = (

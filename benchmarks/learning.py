@@ -23,7 +23,6 @@ from zoo.report.files import as_json, write_atomically
 from zoo.report.markdown import table
 
 ROOT = Path(__file__).resolve().parent.parent
-
 RESULTS = ROOT / "benchmarks" / "learning.json"
 TABLE = ROOT / "benchmarks" / "learning.md"
 

@@ -29,7 +29,6 @@ from benchmarks.sections import FULL, QUICK, SECTIONS
 from zoo.report.files import as_json, write_all
 
 ROOT = Path(__file__).resolve().parent.parent
-
 TESTS = (
     "tests/ops/test_selective_scan.py",
     "tests/ops/test_ops.py",

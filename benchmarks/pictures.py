@@ -29,7 +29,6 @@ from lab.view.tensorboard import MIXER, lay_out, serve
 from zoo.report.files import write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
-
 SWEEPS = {
     "mqar": "--mixer attention,hybrid,ssd --task mqar --task.vocab_size 128 --task.seq_len 32 "
     "--task.n_pairs 4 --task.n_train 12800 --task.n_val 200 --task.n_test 500 --task.test_lengths [64,96] --d_model 32 "

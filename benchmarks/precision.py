@@ -29,7 +29,6 @@ from zoo.ops.ssd import ssd
 from zoo.report.files import write_all
 
 ROOT = Path(__file__).resolve().parent.parent
-
 PAGE = "docs/precision.md"
 LENGTHS, QUICK_LENGTHS = (256, 1024, 4096, 16384), (64, 128)
 HEADS, D_HEAD = 2, 32

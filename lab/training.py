@@ -298,12 +298,12 @@ class Session:
             self.leak = begun[LEAK] if LEAK in begun else find_leak(model.backbone, task.spec.seq_len)
             options = model_options(config, task, Backbone)
             self.step = None if self.checkpoint is None else check_checkpoint(self.checkpoint, **options)
-            for trained in {task.spec.seq_len, *(each.task.spec.seq_len for each in data.segments if each.share)}:
-                if self.checkpoint is None:
-                    model.backbone.require_fit(trained)
             for segment in data.segments:
                 model.backbone.state_bytes(segment.task.spec.seq_len)  # refuses a sequence too long for the mixer
             self.state_bytes = model.backbone.state_bytes(task.spec.seq_len)
+            if self.checkpoint is None:
+                for trained in (task, *(segment.task for segment in data.segments if segment.share)):
+                    model.backbone.require_choice(trained.spec.seq_len)
             self.progress = command.trainer["enable_progress_bar"] is not False
             self.throughput, self.curve = training.Throughput(), training.ValidationCurve(model.score_name)
             score = "perplexity" if task.spec.perplexity else model.score_name

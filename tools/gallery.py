@@ -35,7 +35,6 @@ from zoo.theory.measure import state_bytes
 from zoo.theory.spectra import read_spectrum
 
 ROOT = Path(__file__).resolve().parent.parent
-
 STORED = ROOT / "docs" / "gallery.json"
 D_MODEL, SEQ_LEN, GRADIENT_LEN, SEEDS = 16, 32, 128, 5
 VARIED = {"n_heads": (1, 2, 4, 8), "d_state": (2, 4, 8, 16), "d_inner": (4, 8, 16)}

@@ -32,7 +32,6 @@ import torch
 from tools.task_summaries import IGNORED, ROWS, SUMMARIES, USUAL_ROWS, counts, is_answerable
 
 ROOT = Path(__file__).resolve().parents[1]
-
 RECORDS = ROOT / "tests" / "upstream" / "tasks" / "records"
 SOURCES = {
     "zoology": ("HazyResearch/zoology", "d88d6f5474f36998d82d5c3bd58a190248d0a669"),

@@ -336,9 +336,9 @@ class Backbone(Pretrained):
         """Count the bytes of the state after `seq_len` positions; see `SequenceMixer.state_bytes`."""
         return self.layers.state_bytes(seq_len, batch_size, dtype)
 
-    def require_fit(self, seq_len: int) -> None:
-        """Raise ValueError if a layer does not fit sequences of seq_len positions; see `SequenceMixer.require_fit`."""
-        self.layers.require_fit(seq_len)
+    def require_choice(self, seq_len: int) -> None:
+        """Raise ValueError for a sequence too short for the choice of a layer; see `SequenceMixer.require_choice`."""
+        self.layers.require_choice(seq_len)
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters without weight decay: norms, biases, embedding, and those the mixers name."""

@@ -172,15 +172,14 @@ class SequenceMixer(Configured, ABC):
             x = torch.empty(batch_size, seq_len, self.d_model, dtype=dtype, device="meta")
             return state_nbytes(twin.stream(x)[1])
 
-    def require_fit(self, seq_len: int) -> None:
-        """Raise ValueError for a sequence beyond the limit of a layer, or too short for its choice of positions.
+    def require_choice(self, seq_len: int) -> None:
+        """Raise ValueError if a sequence is too short for the choice of positions in the mixer or in a part of it.
 
         For training: `forward` and `stream` take short sequences too, since a stream begins short.
         """
-        self.state_bytes(seq_len)
         for part in self.modules():
-            if require_choice := getattr(part, "require_choice", None):
-                require_choice(seq_len)
+            if part is not self and isinstance(part, SequenceMixer):
+                part.require_choice(seq_len)
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of the parameters that weight decay must spare."""

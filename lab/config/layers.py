@@ -24,7 +24,8 @@ GROUPS = ("mixer", "task", "model", "trainer")
 HELPS = {f"{group}.help": group for group in GROUPS}
 NAMING = {flag: group for group in REGISTRIES for flag in (group, f"{group}.name", f"{group}.help")}
 """Flags that name a mixer or a task; a later one wins over an earlier one."""
-SWITCHES = ("print_config", "test_only", "no_test", "overwrite", "traceback")
+ACTIONS = ("test_only", "no_test", "overwrite")
+SWITCHES = ("print_config", *ACTIONS, "traceback")
 VALUED = ("config", "ckpt_path", "stop_at")
 TOP = (*VALUED, *SWITCHES)
 """Flags that are no options of a run."""
@@ -101,7 +102,7 @@ def choose(argv: Sequence[str]) -> Choice:
     typed = {name: text.typed for name, text in flags if text}
     named = _registered({group: typed[flag] for flag, group in NAMING.items() if flag in typed})
     options = [(name, text) for name, text in flags if name not in (*TOP, *HELPS, *NAMING)]
-    action: dict[str, Any] = {name: True for name, _ in flags if name in ("test_only", "no_test", "overwrite")}
+    action: dict[str, Any] = {name: True for name, _ in flags if name in ACTIONS}
     action |= {"ckpt_path": typed.get("ckpt_path"), "stop_at": _stop(typed["stop_at"]) if "stop_at" in typed else None}
     values: dict[str, Any] = dict(options)
     default = _read(CONFIGS / "default.yaml")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.config import REGISTRIES, Command, Option, choose, declared, parse
+from lab.config.layers import TOP
 from lab.plain import flag_text
 from lab.run.folder import RunFolder
 from lab.sweep.experiment import Experiment
@@ -25,7 +26,7 @@ from zoo.report.numbers import plain
 
 # A sweep decides these for each run, or they make no sense for many.
 _NAMING = ("config", "mixer", "task")  # decide which options there are
-NOT_SWEPT = {"run_dir", "test_only", "no_test", "print_config", "ckpt_path", "stop_at", "overwrite", "traceback"}
+NOT_SWEPT = {"run_dir", *TOP} - {"config"}
 
 
 @dataclass(frozen=True)

@@ -699,7 +699,6 @@ def test_a_sequence_beyond_the_longest_is_refused(name: str, options: dict[str, 
     assert mixer.state_bytes(longest) is not None
     model = Backbone({"name": name, **options}, D_MODEL, 1, vocab_size=5, n_outputs=5, d_conv=2)
     assert_refused(lambda: model.state_bytes(longest + 1), str(longest + 1), option)
-    assert_refused(lambda: model.require_fit(longest + 1), str(longest + 1), option)
 
 
 @pytest.mark.parametrize(
@@ -716,6 +715,6 @@ def test_a_sequence_that_does_not_hold_the_choice_does_not_fit(
 ) -> None:
     pattern = ["linear_attention", {"name": name, **options}]
     model = Backbone({"name": "hybrid", "pattern": pattern}, D_MODEL, 2, vocab_size=5, n_outputs=5)
-    model.require_fit(shortest)
-    assert_refused(lambda: model.require_fit(shortest - 1), str(shortest - 1))
+    model.require_choice(shortest)
+    assert_refused(lambda: model.require_choice(shortest - 1), str(shortest - 1))
     assert model(torch.zeros(1, 1, dtype=torch.int64)).isfinite().all()  # a stream begins short

@@ -69,7 +69,7 @@ def test_mixers_that_choose_have_something_to_choose_in_every_cell() -> None:
         options = experiment.fixed | {key: values[0] for key, values in experiment.grids[0].items()}
         with torch.device("meta"):
             task, model = build(parse(arguments({key: value for key, value in options.items() if key != "lr"})).config)
-        model.require_fit(task.spec.seq_len)
+        model.require_choice(task.spec.seq_len)
 
 
 def test_a_mixer_has_the_options_of_the_grid_that_names_it_or_of_the_first(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def log_linear_ssd(
     n_levels = _distinct(seen, v.shape[2], weights.shape[2])
     values, decays, read = _apart(v, log_decay, seen, n_levels, lengths)
     y, final = ssd(q, k, values, decays, state[:, :, :n_levels].flatten(1, 2))
-    return _read(y, weights[:, :, :n_levels] * read), _all_levels(final, n_levels, state)
+    return _read(y, weights[:, :, :n_levels] * read), _all_levels(final, n_levels, weights.shape[2])
 
 
 @core("v", "batch head seq part value", "batch head seq value")
@@ -101,7 +101,7 @@ def log_linear_delta_product(
     values, decays, read = _apart(v, log_decay, seen, n_levels, lengths)
     q, k, beta = (t.repeat_interleave(n_levels, 1) for t in (q, k, beta))
     y, final = delta_product(q, k, values, beta, decays, state[:, :, :n_levels].flatten(1, 2))
-    return _read(y, weights[:, :, :n_levels] * read), _all_levels(final, n_levels, state)
+    return _read(y, weights[:, :, :n_levels] * read), _all_levels(final, n_levels, weights.shape[2])
 
 
 def _distinct(seen: Int[Tensor, " batch"], seq_len: int, n_levels: int) -> int:
@@ -116,15 +116,13 @@ def _distinct(seen: Int[Tensor, " batch"], seq_len: int, n_levels: int) -> int:
 
 
 def _all_levels(
-    final: Float[Tensor, "batch heads_levels d_key d_value"],
-    n_levels: int,
-    state: Float[Tensor, "batch heads level ..."],
+    final: Float[Tensor, "batch heads_levels d_key d_value"], n_levels: int, most: int
 ) -> Float[Tensor, "batch heads level d_key d_value"]:
-    """Return the states with an axis for levels; those above the computed ones are the last of them."""
-    final, n_above = final.unflatten(1, (-1, n_levels)), state.shape[2] - n_levels
-    if not n_above:
+    """Return the states with an axis for `most` levels; those above the computed ones are the last of them."""
+    final = final.unflatten(1, (-1, n_levels))
+    if most == n_levels:
         return final
-    return torch.cat((final, final[:, :, -1:].expand(-1, -1, n_above, -1, -1)), dim=2)
+    return torch.cat((final, final[:, :, -1:].expand(-1, -1, most - n_levels, -1, -1)), dim=2)
 
 
 def _apart(
