@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ from benchmarks.timing import (
     forward_and_backward,
     forward_only,
     interleaved,
-    isolated,
     peak_bytes,
     repeated,
 )
@@ -43,8 +41,8 @@ def family(sizes: Sizes) -> Section:
         " small operations where the peer has six, so that little can be gained. mLSTM's step is twenty and more"
         " operations on both sides, most of them on one number per head. Where nobody publishes a form for CPUs, the"
         " peer is a loop over `unbind`. sLSTM is measured with its input map against torch's LSTM of the same width,"
-        " another recurrence (every unit sees every unit), whose loop is oneDNN's. Memory is that of forward + backward"
-        " above the inputs."
+        " another recurrence (every unit sees every unit), whose loop is oneDNN's. Memory is what torch allocates for"
+        " forward + backward."
     )
     table = _table("op")
     decoding = Table("One step, no gradient", ["op", "peer", "µs", "peer / zoo"])
@@ -71,8 +69,8 @@ def whole_layers(sizes: Sizes) -> Section:
         " kernel, as ours is, and RWKV-4, a Python loop over positions. titans-pytorch runs a linear memory with a"
         " gradient step per position. The blocks of native-sparse-attention-pytorch are ours: 32 positions, four for a"
         " query, a window of 64. The last two are measured if they are installed. The projections, which both sides"
-        " have, are a large part of lightning attention's time and bound its ratio. Memory is that of forward +"
-        " backward above the inputs."
+        " have, are a large part of lightning attention's time and bound its ratio. Memory is what torch allocates"
+        " for forward + backward."
     )
     table = _table("layer")
     for name in layers.available():
@@ -88,7 +86,7 @@ def _table(first: str) -> Table:
 
 
 def _compare(section: Section, table: Table, name: str, sizes: Sizes, least: float) -> None:
-    """Add a row and its targets: times in turns, memory in processes of their own."""
+    """Add a row and its targets: times in turns, and memory."""
     given = _runs(name, _sizes(sizes, sizes.family_length))
     peer = list(given)[1]
     with threads(all_cores()):
@@ -96,11 +94,8 @@ def _compare(section: Section, table: Table, name: str, sizes: Sizes, least: flo
             interleaved({who: wrap(*each) for who, each in given.items()}, sizes.rounds)
             for wrap in (forward_only, forward_and_backward)
         ]
+        memory = [peak_bytes(forward_and_backward(*each)) for each in given.values()]
     ratios = [seconds[peer] / seconds["zoo"] for seconds in whole]
-    # The median of three processes: the system gives memory in pages of two sizes.
-    memory = [
-        statistics.median(isolated(_peak, name, who, sizes) for _ in range(min(3, sizes.rounds))) for who in given
-    ]
     times = [1e3 * seconds["zoo"] for seconds in whole]
     table.rows.append([name, peer, times[0], ratios[0], times[1], ratios[1], *(each / 1e6 for each in memory)])
     section.targets.append(Target(f"{peer} / zoo, forward + backward of {name}", least, ratios[1]))
@@ -127,10 +122,3 @@ def _steps(name: str, n: recurrences.Sizes, count: int) -> dict[str, Run]:
     problem = recurrences.PROBLEMS[name]
     inputs, state = problem.inputs(n, peers.generator()), problem.state(n, peers.generator())
     return {who: repeated(partial(step, *inputs), state, count) for who, step in problem.steps.items()}
-
-
-def _peak(name: str, who: str, sizes: Sizes) -> int:
-    form, inputs = _runs(name, _sizes(sizes, min(128, sizes.family_length)))[who]
-    forward_and_backward(form, inputs)()
-    form, inputs = _runs(name, _sizes(sizes, sizes.family_length))[who]
-    return peak_bytes(forward_and_backward(form, inputs))

@@ -1,7 +1,7 @@
 """The sections measured on a CPU: one function per section, from sizes to tables and targets.
 
-Every comparison takes turns in one process (`timing.interleaved`); memory is the kernel's high-water mark in a process
-of its own. `benchmarks/performance.py` runs the sections and writes the page.
+Every comparison takes turns in one process (`timing.interleaved`); memory is what torch allocates at once
+(`timing.peak_bytes`). `benchmarks/performance.py` runs the sections and writes the page.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from benchmarks.timing import (
 )
 from zoo import create_mixer, list_mixers
 from zoo.backbone import Backbone
+from zoo.contract import SequenceMixer
 from zoo.ops import selective_scan
 from zoo.registry import MIXERS, mixer_class
 from zoo.report import plots
@@ -165,22 +166,20 @@ def _longest(sizes: Sizes) -> tuple[int, int, int]:
 
 def _scan_memory(section: Section, sizes: Sizes) -> None:
     shape = _longest(sizes)
-    peaks = {name: isolated(_scan_peak, name, shape, sizes) for name in ("zoo numba", "zoo torch", "mamba.py")}
+    forms, inputs = scan_forms(shape[1], sizes), peers.scan_inputs(*shape, 16, peers.generator())
+    with threads(1):
+        peaks = {
+            name: peak_bytes(forward_and_backward(forms[name], inputs))
+            for name in ("zoo numba", "zoo torch", "mamba.py")
+        }
     table = Table(
-        f"Peak memory above the inputs, forward + backward at ({', '.join(map(str, shape))})",
+        f"What torch allocates for forward + backward at ({', '.join(map(str, shape))})",
         ["form", "MB", "mamba.py / this"],
     )
     table.rows = [[name, peak / 1e6, peaks["mamba.py"] / max(peak, 1)] for name, peak in peaks.items()]
     section.tables.append(table)
     share = peaks["mamba.py"] / max(peaks["zoo torch"], 1)
     section.targets.append(Target(f"memory of mamba.py / torch, {_training_at(shape)}", 15, share))
-
-
-def _scan_peak(name: str, shape: tuple[int, int, int], sizes: Sizes) -> int:
-    torch.set_num_threads(1)
-    form = scan_forms(shape[1], sizes)[name]
-    forward_and_backward(form, peers.scan_inputs(1, 32, shape[2], 16, peers.generator()))()
-    return peak_bytes(forward_and_backward(form, peers.scan_inputs(*shape, 16, peers.generator())))
 
 
 def _scan_error(section: Section, sizes: Sizes) -> None:
@@ -391,13 +390,14 @@ def memory(sizes: Sizes) -> Section:
     """Measure the peak memory of a training pass against length, where weights are computed in blocks of queries."""
     lengths = sizes.long_lengths
     section = Section(
-        f"Peak memory of forward + backward at d_model {sizes.scaling_width}, batch of one, against the length L ="
-        f" {lengths[0]} … {lengths[-1]}: the exponent e of the power law L^e. Each number in a process of its own."
+        f"What torch allocates at once for forward + backward at d_model {sizes.scaling_width}, batch of one, against"
+        f" the length L = {lengths[0]} … {lengths[-1]}: the exponent e of the power law L^e."
     )
     table = Table("", ["mixer", "e", *(f"MB at {n:,}" for n in lengths)])
     for name in ("forgetting_attention", "path_attention"):
-        # At least a byte: short sequences fit in memory that is there already.
-        peaks = [float(max(1, isolated(_training_peak, name, seq_len, sizes))) for seq_len in lengths]
+        mixer = create_mixer(name, d_model=sizes.scaling_width)
+        with threads(1):
+            peaks = [float(_training_peak(mixer, seq_len)) for seq_len in lengths]
         table.rows.append([name, exponent := costs.exponent(lengths, peaks), *(peak / 1e6 for peak in peaks)])
         what = f"exponent of the memory of {name}, {lengths[0]} … {lengths[-1]}"
         section.targets.append(Target(what, 1.1, exponent, least=False))
@@ -405,13 +405,8 @@ def memory(sizes: Sizes) -> Section:
     return section
 
 
-def _training_peak(name: str, seq_len: int, sizes: Sizes) -> int:
-    torch.set_num_threads(1)
-    mixer = create_mixer(name, d_model=sizes.scaling_width)
-    short, x = (
-        torch.randn(1, n, sizes.scaling_width, generator=peers.generator()) for n in (sizes.lengths[0], seq_len)
-    )
-    mixer(short).square().mean().backward()
+def _training_peak(mixer: SequenceMixer, seq_len: int) -> int:
+    x = torch.randn(1, seq_len, mixer.d_model, generator=peers.generator())
     return peak_bytes(lambda: mixer(x).square().mean().backward())
 
 
@@ -510,8 +505,8 @@ def steps(sizes: Sizes) -> Section:
     """Measure a training step of each mixer."""
     section = Section(
         f"One training step (forward, backward, AdamW) of two layers at d_model {sizes.step_width} with SwiGLU, length"
-        f" {sizes.step_length}, batch {sizes.step_batch}, float32, all {all_cores()} cores; peak memory above the"
-        " model and its optimizer, each mixer in a process of its own, in turns with gated_delta_net. Options are"
+        f" {sizes.step_length}, batch {sizes.step_batch}, float32, all {all_cores()} cores; what torch allocates above"
+        " the model and its optimizer, each mixer in a process of its own, in turns with gated_delta_net. Options are"
         f" chosen so that a layer's state holds about {64 * sizes.step_width:,} numbers, where an option sets its size;"
         " a dash marks a state that grows with the sequence. A mixer of less than half of gated_delta_net's"
         " tokens a second says why on its page."

@@ -6,7 +6,6 @@ rounded once; the maps of several chunks and the states are multiplied as they a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from jaxtyping import Float, Inexact
 from torch import Tensor
 
 from zoo.ops.precision import DType, product_of
-from zoo.ops.ranks import Entering, spread
+from zoo.ops.ranks import Act, Entering, spread
 from zoo.ops.transforms import compiling, kernels_suffice, on_cpu, transformed
 
 Carried = tuple[Tensor, Tensor, Tensor | None]
@@ -61,6 +60,31 @@ def erased_states(
     entering, final, written = _carried(rounded, state, decay, None, keys, sought, values, across)
     assert written is not None
     return entering, written, final
+
+
+def joined_in_pairs(
+    act: Act, state: Tensor, maps: Tensor, added: Tensor, levels: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """S_{c+1} = act(maps_c, S_c) + added_c: two chunks are joined into one, which leaves half of them to carry over.
+
+    Joined `levels` times, what is left goes to `decayed_states`; by default they are joined until one is left.
+    """
+    if levels == 0:
+        return decayed_states(state, maps, added)
+    chunks = added.shape[2]
+    if chunks == 1:
+        final = _applied(act, maps[:, :, 0], state, added[:, :, 0])
+        return torch.stack((state,), dim=2), final  # an op returns no argument
+    pairs = chunks // 2 * 2
+    (first_map, second_map), (first, second) = ((t[:, :, :pairs:2], t[:, :, 1:pairs:2]) for t in (maps, added))
+    both = act(second_map, first_map), _applied(act, second_map, first, second)
+    entering, final = joined_in_pairs(act, state, *both, None if levels is None else levels - 1)
+    between = _applied(act, first_map, entering, first)
+    entering = torch.stack((entering, between), dim=3).flatten(2, 3)
+    if pairs == chunks:
+        return entering, final
+    entering = torch.cat((entering, final.unsqueeze(2)), dim=2)
+    return entering, _applied(act, maps[:, :, -1], final, added[:, :, -1])
 
 
 def _carried(kind: DType, *given: Any) -> Carried:
@@ -198,32 +222,18 @@ def _pairwise(
         return entering.flip(2), final, None if written is None else written.flip(2)
     if keys is None or sought is None or values is None:
         assert added is not None
-        return *_joined_in_pairs(torch.mul, state, decay, added), None
+        return *joined_in_pairs(torch.mul, state, decay, added), None
     keys, sought = keys.to(state.dtype), sought.to(state.dtype)
     transition = decay.squeeze(4).expand(*keys.shape[:4]).diag_embed() - keys @ sought
     if across is not None:
         transition = transition + _swapped(across.squeeze(4).diag_embed(), 4)
     change = keys @ values if added is None else added + keys @ values
-    entering, final = _joined_in_pairs(torch.matmul, state, transition, change)
+    entering, final = joined_in_pairs(torch.matmul, state, transition, change)
     return entering, final, values - sought @ entering
 
 
-def _joined_in_pairs(
-    act: Callable[[Tensor, Tensor], Tensor], state: Tensor, maps: Tensor, added: Tensor
-) -> tuple[Tensor, Tensor]:
-    """S_{c+1} = act(maps_c, S_c) + added_c: two chunks are joined into one, which leaves half of them to carry over."""
-    chunks = added.shape[2]
-    if chunks == 1:
-        return torch.stack((state,), dim=2), act(maps[:, :, 0], state) + added[:, :, 0]  # an op returns no argument
-    pairs = chunks // 2 * 2
-    (first_map, second_map), (first, second) = ((t[:, :, :pairs:2], t[:, :, 1:pairs:2]) for t in (maps, added))
-    entering, final = _joined_in_pairs(act, state, act(second_map, first_map), act(second_map, first) + second)
-    between = act(first_map, entering) + first
-    entering = torch.stack((entering, between), dim=3).flatten(2, 3)
-    if pairs == chunks:
-        return entering, final
-    entering = torch.cat((entering, final.unsqueeze(2)), dim=2)
-    return entering, act(maps[:, :, -1], final) + added[:, :, -1]
+def _applied(act: Act, over: Tensor, state: Tensor, added: Tensor) -> Tensor:
+    return torch.addcmul(added, over, state) if act is torch.mul else act(over, state) + added
 
 
 # One operation to a compiler each, the kernels and the loop over chunks. `_Carry` differentiates them.

@@ -12,31 +12,30 @@ from torch import Tensor
 from zoo.coefficient import coefficient
 from zoo.cores import core
 from zoo.ops.activation import half_linear
-from zoo.ops.carry import decayed_states
-from zoo.ops.chunked import halvable
+from zoo.ops.carry import joined_in_pairs
 from zoo.ops.precision import as_type, full_precision
 from zoo.ops.ranks import spread, spread_by
 from zoo.ops.transforms import followed, loops_suffice, whole_in_export
 
-CHUNK = 32  # a power of two
+LEVELS = 6  # 2^6 positions are joined before a state is carried on
 
 
 @core("written", "batch seq channel")
 def linear_recurrence(
     decay: Float[Tensor, "batch seq channels"],
-    written: Float[Tensor, "batch seq channels"],
-    state: Float[Tensor, "batch channels"],
+    written: Float[Tensor, "batch seq rows_of_channels"],
+    state: Float[Tensor, "batch rows_of_channels"],
     valid: Bool[Tensor, "batch seq"] | None = None,
-) -> tuple[Float[Tensor, "batch seq channels"], Float[Tensor, "batch channels"]]:
+) -> tuple[Float[Tensor, "batch seq rows_of_channels"], Float[Tensor, "batch rows_of_channels"]]:
     """h_t = decay_t h_{t-1} + written_t.
 
-    Within a chunk of positions by doubling (Hillis and Steele 1986): after step m each position has collected the 2^m
-    positions up to itself, all chunks at once. Between chunks the state is carried. Every factor is a product of decays
-    and none is divided by, so that decays may be zero. The adjoint is the same recurrence the other way round.
+    Positions are joined in pairs, and these again (Ladner and Fischer 1980); between chunks of 64 the state is carried.
+    Every factor is a product of decays and none is divided by, so that decays may be zero. The adjoint is the same
+    recurrence the other way round.
 
     Args:
         decay: factors of the state, of modulus at most one for a stable recurrence.
-        written: input of each position.
+        written: input of each position. If it is n times as wide as `decay`, n rows of channels share the decays.
         state: h before the first position; its dtype is the one computed in.
         valid: positions at which the state moves; elsewhere it is kept.
 
@@ -46,18 +45,22 @@ def linear_recurrence(
     if valid is not None:
         moves = valid.unsqueeze(2)
         decay, written = decay.where(moves, 1.0), written.where(moves, 0.0)
+    channels, n_rows = decay.shape[2], written.shape[2] // decay.shape[2]
     with full_precision(decay.device):
-        given = as_type(state.dtype, decay), as_type(state.dtype, written), state
+        decay, written = as_type(state.dtype, decay), as_type(state.dtype, written)
         if decay.shape[1] == 1:  # a decoder asks for no more
-            h = torch.addcmul(given[1], given[0], state.unsqueeze(1))
+            h = torch.addcmul(written, decay if n_rows == 1 else decay.repeat(1, 1, n_rows), state.unsqueeze(1))
             return h, h[:, 0]
+        decay, written, state = decay.unsqueeze(2), *(t.unflatten(-1, (n_rows, channels)) for t in (written, state))
         scan = _scan if followed() else _Scan.apply
         if entering := spread():
             with spread_by(None):
-                alone = scan(*given[:2], torch.zeros_like(state))
-                h = scan(*given[:2], entering(torch.mul, given[0].prod(1), alone[:, -1]))
+                alone = scan(decay, written, torch.zeros_like(state))
+                state = entering(torch.mul, decay.prod(1), alone[:, -1])
+                h = scan(decay, written, state)
         else:
-            h = scan(*given)
+            h = scan(decay, written, state)
+    h = h.flatten(2)
     return h, h[:, -1]
 
 
@@ -109,23 +112,16 @@ def min_gru(
 
 @whole_in_export("(Tensor decay, Tensor written, Tensor state) -> Tensor", lambda a, b, h: b.new_empty(b.shape))
 def _scan(decay: Tensor, written: Tensor, state: Tensor) -> Tensor:
-    seq_len = decay.shape[1]
-    size = halvable(seq_len, CHUNK)
-    a, b = (F.pad(t, (0, 0, 0, -seq_len % size)).unflatten(1, (-1, size)) for t in (decay, written))
-    step = 1
-    while step < size:
-        b = torch.cat((b[:, :, :step], torch.addcmul(b[:, :, step:], a[:, :, step:], b[:, :, :-step])), dim=2)
-        a = torch.cat((a[:, :, :step], a[:, :, step:] * a[:, :, :-step]), dim=2)
-        step *= 2
-    if a.shape[1] == 1:
-        return torch.addcmul(b[:, 0], a[:, 0], state.unsqueeze(1))[:, :seq_len]
-    over, adds = (t[:, :, -1, None].unsqueeze(1) for t in (a, b))
-    entering, _ = decayed_states(state[:, None, None], over, adds)  # one head, one key
-    return torch.addcmul(b, a, entering.squeeze(1)).flatten(1, 2)[:, :seq_len]
+    state, decay, written = (t.unsqueeze(1) for t in (state, decay, written))  # one head
+    entering, _ = joined_in_pairs(torch.mul, state, decay, written, LEVELS)
+    return torch.addcmul(written, decay, entering).squeeze(1)
 
 
 class _Scan(torch.autograd.Function):
-    """`_scan`, which keeps its results instead of every doubling."""
+    """`_scan`, which keeps its result alone: the adjoint is the same recurrence the other way round.
+
+    Rows of `written` and `state` may share the decays: (batch, seq, rows, channels) with one row of decays.
+    """
 
     @staticmethod
     def forward(ctx: Any, decay: Tensor, written: Tensor, state: Tensor) -> Tensor:
@@ -136,8 +132,9 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         decay, state, h = ctx.saved_tensors
-        # The gradient of h_t is g_t = dh_t + a_{t+1} g_{t+1}: the same recurrence from the end.
-        following = F.pad(decay[:, 1:], (0, 0, 0, 1))
-        arriving = _Scan.apply(following.flip(1), grads[0].flip(1), torch.zeros_like(state)).flip(1)
+        # The gradient of h_t is g_t = dh_t + a_{t+1} g_{t+1}: from the end on.
+        following = F.pad(decay[:, 1:].flip(1), (0, 0, 0, 0, 1, 0))
+        arriving = _Scan.apply(following, grads[0].flip(1), torch.zeros_like(state)).flip(1)
+        del following
         before = torch.cat((state.unsqueeze(1), h[:, :-1]), dim=1)
-        return arriving * before, arriving, decay[:, 0] * arriving[:, 0]
+        return (arriving * before).sum_to_size(decay.shape), arriving, decay[:, 0] * arriving[:, 0]

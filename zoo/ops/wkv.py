@@ -60,15 +60,19 @@ def wkv(
     before = torch.cat((largest.unsqueeze(1), m), dim=1)[:, :-1]
     decay, weight = coefficient(torch.exp(steps + (before - m))), coefficient(torch.exp(write - m))
     sums = torch.cat((numerator, denominator), dim=1)
-    after, last = linear_recurrence(decay.repeat(1, 1, 2), torch.cat((weight * v, weight), dim=2), sums)
+    after, last = linear_recurrence(decay, torch.cat((weight * v, weight), dim=2), sums)
     past, total = torch.cat((sums.unsqueeze(1), after), dim=1)[:, :-1].chunk(2, dim=2)
-    own = bonus + k
-    top = torch.maximum(before, own).detach()  # cancels
-    kept, here = torch.exp(before - top), torch.exp(own - top)
+    kept, here = _in_range(before, bonus + k)
     scale = (kept * total + here).reciprocal()
     y = coefficient(kept * scale) * past + coefficient(here * scale) * v
     numerator, denominator = (last * torch.exp(m[:, -1] - end).repeat(1, 2)).chunk(2, dim=1)
     return y, numerator, denominator, end
+
+
+def _in_range(*exponents: Tensor) -> tuple[Tensor, ...]:
+    """Return exponentials of both, divided by the larger one, which cancels in y."""
+    top = torch.maximum(*exponents).detach()
+    return tuple(torch.exp(each - top) for each in exponents)
 
 
 def _last_maximum(write: Tensor, steps: Tensor, largest: Tensor, m: Tensor) -> Tensor:
