@@ -160,8 +160,8 @@ def _backward(given: Tensors, found: Tensors, size: int, piece: int) -> None:
             gn.mul_(before)  # g_t exp(dt_t A) h_{t-1}: the gradient of dt_t A
             torch.sum(torch.mul(gn, At, out=wn), 2, out=grad_steps)
             total.addcmul_(gn, dts)
-    grad_x.copy_((grad_u * dt).transpose(0, 1))
     grad_dt.copy_(grad_step.addcmul_(grad_u, x).transpose(0, 1))
+    grad_x.copy_(grad_u.mul_(dt).transpose(0, 1))
     grad_A.add_(over_A.sum((0, 1)).t())
     grad_B.add_(over_B.transpose(0, 1))
     grad_C.add_(over_C.transpose(0, 1))
