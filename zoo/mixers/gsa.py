@@ -38,6 +38,8 @@ class GatedSlotAttention(SequenceMixer):
 
     Two linear recurrences with a softmax between them. The softmax is over slots, whose number does not grow, so that
     the layer runs in linear time; it lets the layer pick one slot, which a linear recurrence's query cannot.
+    Both recurrences have a decay for each slot: at 1,024 positions a training step on a CPU has less than half of the
+    tokens a second of `gated_delta_net`.
 
     Coefficients. softmax(K^T q) and a whole, sigmoid of the values (which are themselves the value) and of the outputs,
     1/rms. The offset is zero.

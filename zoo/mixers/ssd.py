@@ -62,7 +62,8 @@ class SSD(SequenceMixer):
         o_t = sum_l lambda_t^l h_t^l^T C_t + D u_t,  lambda_t = softplus(s * W_l x_t)
 
     so that recent positions stay apart from the older ones, which share a state in ever larger groups. A level costs as
-    much time and memory as the plain recurrence.
+    much time and memory as the plain recurrence: at 1,024 positions a training step on a CPU has less than half of the
+    tokens a second of `gated_delta_net`.
 
     Coefficients. sigmoid of the convolved u (the convolved u itself is the value), B, C, dt and lambda whole, silu(z),
     1/rms. The convolution's bias makes the offset.
