@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 from torch.export import Dim
 from torch.utils._pytree import tree_leaves
 
@@ -72,6 +73,17 @@ def test_a_backbone_agrees_with_eager(generator: torch.Generator) -> None:
     model = randomise(model, generator).double()
     tokens = torch.randint(7, (2, 5), generator=generator)
     assert_agrees(torch.compile(model, backend="aot_eager", fullgraph=True), model, tokens, torch.tensor([5, 3]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rg_lru", "gated_delta_net", "ssd"])
+def test_one_compiled_program_takes_sequences_of_many_lengths(name: str, generator: torch.Generator) -> None:
+    mixer, counter = Case(name, {}).create(generator), CompileCounter()
+    compiled = torch.compile(mixer, backend=counter, dynamic=True)
+    for seq_len in (65, 66, 100, 127):  # a whole number of chunks is copied nowhere, which is another program
+        x = draw(1, seq_len, D_MODEL, generator=generator)
+        assert_close(compiled(x), mixer(x))
+    assert counter.frame_count == 1
 
 
 @pytest.mark.slow

@@ -13,11 +13,12 @@ from zoo.coefficient import coefficient
 from zoo.cores import core
 from zoo.ops.activation import half_linear
 from zoo.ops.carry import joined_in_pairs
+from zoo.ops.chunked import halvable
 from zoo.ops.precision import as_type, full_precision
 from zoo.ops.ranks import spread, spread_by
 from zoo.ops.transforms import followed, loops_suffice, whole_in_export
 
-LEVELS = 6  # 2^6 positions are joined before a state is carried on
+CHUNK = 64  # a power of two
 
 
 @core("written", "batch seq channel")
@@ -112,9 +113,12 @@ def min_gru(
 
 @whole_in_export("(Tensor decay, Tensor written, Tensor state) -> Tensor", lambda a, b, h: b.new_empty(b.shape))
 def _scan(decay: Tensor, written: Tensor, state: Tensor) -> Tensor:
+    seq_len, size = decay.shape[1], halvable(decay.shape[1], CHUNK)
+    if missing := -seq_len % size:
+        decay, written = (F.pad(t, (0, 0, 0, 0, 0, missing)) for t in (decay, written))
     state, decay, written = (t.unsqueeze(1) for t in (state, decay, written))  # one head
-    entering, _ = joined_in_pairs(torch.mul, state, decay, written, LEVELS)
-    return torch.addcmul(written, decay, entering).squeeze(1)
+    entering, _ = joined_in_pairs(torch.mul, state, decay, written, size.bit_length() - 1)
+    return torch.addcmul(written, decay, entering).squeeze(1)[:, :seq_len]
 
 
 class _Scan(torch.autograd.Function):
