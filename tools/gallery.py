@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ VARIED = {"n_heads": (1, 2, 4, 8), "d_state": (2, 4, 8, 16), "d_inner": (4, 8, 1
 """Options that the explorer steps through; a mixer has the first of its own here."""
 FURTHER = {"d_head": (4, 8, 16, 32), "window": (4, 8, 16, 32)}
 """Options that it steps through besides, `d_head` only in place of `n_heads`."""
-COST_LENGTHS = (512, 1024, 2048)
+COST_LENGTHS = (1024, 2048, 4096)
+"""A cost's exponent is that of its growth: fixed costs are most of it up to these lengths."""
 STATE_LENGTHS = (1024, 2048, 65536)
 """The first two give the state as a formula in n, which the last confirms."""
 
@@ -138,11 +139,13 @@ def at_input(layer: SequenceMixer, x: Tensor) -> dict[str, Any]:
 
 def limited(name: str, length: int) -> dict[str, int]:
     """Return the option that lets a mixer take so many positions, if it has a limit."""
+    if "n_levels" in MIXERS.entry(name).options:
+        return {"n_levels": 1 + (length - 1).bit_length()}
     return {"max_seq_len": length} if any(option.name == "max_seq_len" for option in options(name)) else {}
 
 
 def cost(name: str) -> dict[str, float]:
-    """Return exponents in the length, between the last two of `COST_LENGTHS`."""
+    """Return exponents in the length, over `COST_LENGTHS`."""
     torch.manual_seed(0)
     layer = create_mixer(name, D_MODEL, **limited(name, COST_LENGTHS[-1] + 1)).eval()
     forward, step = [], []
@@ -151,14 +154,14 @@ def cost(name: str) -> dict[str, float]:
         forward.append(computed(lambda x=x: layer(x)))
         _, state = layer.stream(x)
         step.append(computed(lambda x=x, state=state: layer.stream(x[:, :1], state)))
-    # Of a step the growth: up to these lengths its fixed costs are most of it.
-    before, after = step[1] - step[0], step[2] - step[1]
-    held = complexity(layer, COST_LENGTHS[1:], repeats=1).bytes
-    return {
-        "forward": rounded(math.log2(forward[2] / forward[1])),
-        "backward_memory": rounded(math.log2(held[1] / held[0])) if held[0] else 0.0,
-        "decode": rounded(math.log2(after / before)) if min(before, after) > 0 else 0.0,
-    }
+    held = complexity(layer, COST_LENGTHS, repeats=1).bytes
+    return {"forward": growth(forward), "backward_memory": growth(held), "decode": growth(step)}
+
+
+def growth(costs: Sequence[float]) -> float:
+    """Return the exponent of what grows with the length, from three lengths that double; 0 where nothing does."""
+    before, after = costs[1] - costs[0], costs[2] - costs[1]
+    return rounded(math.log2(after / before)) if min(before, after) > 0 else 0.0
 
 
 class Work(TorchDispatchMode):

@@ -718,6 +718,7 @@ def test_a_folder_that_is_not_exactly_a_model_is_refused(
         ("Qwen3Next", {**HEADS[0], **MOE, **DELTA, "linear_value_head_dim": 6}, "linear_value_head_dim=6"),
         ("MiniMax", {**HEADS[0], **MINIMAX, "mlp_alpha_factor": 0.0}, "mlp_alpha_factor=0.0"),
         ("MiniMax", {**MINIMAX, "num_attention_heads": 3, "num_key_value_heads": 1}, "num_attention_heads=3"),
+        ("DeepseekV3", {**KINDS["DeepseekV3"][0], "q_lora_rank": 99}, "q_lora_rank=99"),
         ("MiniMax", {**HEADS[0], **MINIMAX, "router_jitter_noise": 0.1}, "router_jitter_noise=0.1"),
         ("MiniMax", {**HEADS[0], **MINIMAX, "sliding_window": 5}, "sliding_window=5"),
         ("Zamba2", {**HEADS[0], **ZAMBA2, "hidden_act": "silu"}, "hidden_act='silu'"),

@@ -39,9 +39,9 @@ class NativeSparseAttention(SequenceMixer):
 
     Before the end of the first block c is zero; the last block may be short, and f sees a sequence of at most top_k
     blocks whole. Pairs of a query and a block are sorted by block and computed as matrix products of equal size, so
-    that the work for f and w grows linearly with the length; that for c grows with length squared over block_size. Keys
-    are trained through the three softmaxes; the choice itself has no gradient, and rounding may decide otherwise
-    between blocks that score nearly alike.
+    that the work for f and w grows linearly with the length; that for c, and what it keeps for a backward pass, grow
+    with length squared over block_size. Keys are trained through the three softmaxes; the choice itself has no
+    gradient, and rounding may decide otherwise between blocks that score nearly alike.
 
     Coefficients. Queries and keys, from which the choice of blocks follows, and the gates. The values and their means
     are linear, so that the offset is zero.

@@ -13,10 +13,16 @@ from zoo.ops.transforms import whole_in_export
 BLOCK = 128  # of `long_conv`
 
 
-def causal_toeplitz(kernel: Inexact[Tensor, "*batch size"]) -> Inexact[Tensor, "*batch size size"]:
-    """kernel[i - j] at (i, j), zero above the diagonal: windows over the kernel with zeros in front, no index."""
+def causal_toeplitz(
+    kernel: Inexact[Tensor, "*batch size"], n_rows: int | None = None
+) -> Inexact[Tensor, "*batch n_rows size"]:
+    """kernel[i - j] at (i, j), zero above the diagonal: windows over the kernel with zeros in front, no index.
+
+    The last `n_rows` of it, by default all.
+    """
     size = kernel.shape[-1]
-    return F.pad(kernel, (size - 1, 0)).unfold(-1, size, 1).flip(-1)
+    n_rows = size if n_rows is None else n_rows
+    return F.pad(kernel, (n_rows - 1, 0)).unfold(-1, size, 1).flip(-1)
 
 
 @core("x", "batch seq value", "head batch seq value")
@@ -28,8 +34,7 @@ def toeplitz_mix(
     coefficients: Float[Tensor, "n_heads max_seq_len"], x: Float[Tensor, "batch slots d_model"], seq_len: int
 ) -> Float[Tensor, "n_heads batch seq d_model"]:
     """z_h,i = sum_{j <= i} coefficients[h, i - j] x_j for the last `seq_len` slots, lags counted in slots."""
-    matrix = causal_toeplitz(coefficients[:, : x.shape[1]])[:, x.shape[1] - seq_len :]
-    return matrix.unsqueeze(1) @ x
+    return causal_toeplitz(coefficients[:, : x.shape[1]], seq_len).unsqueeze(1) @ x
 
 
 @core("x", "batch seq channel")

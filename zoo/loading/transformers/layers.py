@@ -263,7 +263,10 @@ def _latent_attention(theirs: Any) -> Part:
     if latent:
         table |= take(query_down__weight="q_a_proj.weight", query_norm__weight="q_a_layernorm.weight")
         norms.append(theirs.q_a_layernorm)
+    width = theirs.kv_a_proj_with_mqa.in_features
+    ranks = {"kv_lora_rank": theirs.kv_lora_rank, "q_lora_rank": theirs.q_lora_rank}
     fields: Fields = {
+        **{name: (rank, rank if (rank or 0) <= width else f"at most {width}") for name, rank in ranks.items()},
         "v_head_dim": (theirs.v_head_dim, d_head),
         "num_key_value_groups": (theirs.num_key_value_groups, 1),
         "attention_bias": (theirs.o_proj.bias is not None, False),
