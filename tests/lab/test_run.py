@@ -51,9 +51,9 @@ def test_a_flipped_bit_in_metrics_is_refused_or_changes_nothing(tmp_path: Path) 
     folder.path.mkdir(parents=True)
     folder.write_metrics(FOUND)
     content = (folder.path / METRICS).read_bytes()
-    for bit in range(8 * len(content)):
+    for at in range(len(content)):
         flipped = bytearray(content)
-        flipped[bit // 8] ^= 1 << bit % 8
+        flipped[at] ^= 1 << at % 8
         (folder.path / METRICS).write_bytes(flipped)
         with contextlib.suppress(ValueError):
             found = read_metrics(folder.path)
@@ -68,9 +68,9 @@ def test_a_flipped_bit_in_a_finished_runs_other_files_is_refused(name: str, tmp_
     folder.write_metrics(FOUND)
     assert read_metrics(folder.path) == FOUND
     content = (folder.path / name).read_bytes()
-    for bit in range(8 * len(content)):
+    for at in range(len(content)):
         flipped = bytearray(content)
-        flipped[bit // 8] ^= 1 << bit % 8
+        flipped[at] ^= 1 << at % 8
         (folder.path / name).write_bytes(flipped)
         with pytest.raises(ValueError, match=f"^{name} is damaged"):
             read_metrics(folder.path)
