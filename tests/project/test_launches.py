@@ -15,6 +15,7 @@ pytest.importorskip("benchmarks.launches", reason="the benchmarks run from a clo
 
 from benchmarks.launches import launches, mixer_and_input
 from tests.cases import OF_THEIR_OWN_OP
+from tools.gallery import computed, growth
 from zoo import list_mixers
 
 BUDGET = (100, 200)
@@ -28,6 +29,16 @@ def test_launches_stay_within_a_budget_and_do_not_grow(name: str) -> None:
     for here, there, budget in zip(short, long, BUDGETS.get(name, BUDGET), strict=True):
         assert here <= budget
         assert there <= 1.1 * here
+
+
+@pytest.mark.parametrize("name", list_mixers())
+def test_a_step_costs_the_same_at_any_length_or_in_proportion_to_it(name: str, generator: torch.Generator) -> None:
+    mixer, _ = mixer_and_input(name, 257, 8, "cpu")
+    x, costs = torch.randn(1, 257, 8, generator=generator), []
+    for seen in (64, 128, 256):
+        _, state = mixer.stream(x[:, :seen])
+        costs.append(computed(lambda state=state: mixer.stream(x[:, -1:], state)))
+    assert growth(costs) < 1.1
 
 
 @pytest.mark.parametrize("name", ["path_attention", "deltaformer"])
