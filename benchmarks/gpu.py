@@ -29,10 +29,11 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from benchmarks.launches import reaching
 from benchmarks.page import Cell, Section, Table, Target, render_section
 from benchmarks.peers import generator, scan_inputs
 from benchmarks.performance import describe_run, read_results, tests_pass
-from benchmarks.sections import reaching, step_of
+from benchmarks.sections import step_of
 from benchmarks.timing import Run, forward_only, interleaved, isolated, trained
 from zoo import Backbone, create_mixer, list_mixers, state_nbytes
 from zoo.contract import SequenceMixer

@@ -53,11 +53,16 @@ class _Counter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def reaching(name: str, seq_len: int) -> dict[str, int]:
+    """Return the option `max_seq_len` for mixers that have it: they refuse longer sequences."""
+    return {"max_seq_len": seq_len} if "max_seq_len" in inspect.signature(mixer_class(name)).parameters else {}
+
+
 def mixer_and_input(name: str, seq_len: int, d_model: int, device: str) -> tuple[SequenceMixer, Tensor]:
-    """Return a mixer, with `max_seq_len` = `seq_len` if it has one, and an uninitialised input of `BATCH` rows."""
-    own = {"max_seq_len": seq_len} if "max_seq_len" in inspect.signature(mixer_class(name)).parameters else {}
+    """Return a mixer that takes `seq_len` positions, and an uninitialised input of `BATCH` rows."""
     with torch.device(device):
-        return create_mixer(name, d_model, **own), torch.empty(BATCH, seq_len, d_model, requires_grad=True)
+        mixer = create_mixer(name, d_model, **reaching(name, seq_len))
+        return mixer, torch.empty(BATCH, seq_len, d_model, requires_grad=True)
 
 
 def launches(name: str, seq_len: int, d_model: int = D_MODEL) -> tuple[Counter[str], Counter[str]]:

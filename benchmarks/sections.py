@@ -6,7 +6,6 @@ Every comparison takes turns in one process (`timing.interleaved`); memory is wh
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from benchmarks import family, peers
+from benchmarks.launches import reaching
 from benchmarks.page import Cell, Section, Table, Target
 from benchmarks.timing import (
     ROOT,
@@ -424,13 +424,6 @@ def _training_passes(name: str, sizes: Sizes) -> list[float]:
         runs[str(seq_len)] = lambda x=x: mixer(x).square().mean().backward()
     seconds = interleaved(runs, sizes.scaling_rounds, patience=5)
     return [seconds[str(seq_len)] for seq_len in sizes.lengths]
-
-
-def reaching(name: str, seq_len: int) -> dict[str, int]:
-    """Return the option of mixers whose parameters reach only so far."""
-    parameters = inspect.signature(mixer_class(name)).parameters
-    limited = "max_seq_len" in parameters and parameters["max_seq_len"].default is not None
-    return {"max_seq_len": seq_len} if limited else {}
 
 
 @plots.styled

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from benchmarks.launches import reaching
 from zoo.contract import SequenceMixer
 from zoo.docstrings import titled
 from zoo.pages import SECTIONS, options
@@ -141,7 +142,7 @@ def limited(name: str, length: int) -> dict[str, int]:
     """Return the option that lets a mixer take so many positions, if it has a limit."""
     if "n_levels" in MIXERS.entry(name).options:
         return {"n_levels": 1 + (length - 1).bit_length()}
-    return {"max_seq_len": length} if any(option.name == "max_seq_len" for option in options(name)) else {}
+    return reaching(name, length)
 
 
 def cost(name: str) -> dict[str, float]:
