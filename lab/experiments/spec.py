@@ -100,7 +100,12 @@ def list_specs(kind: str = "experiment") -> dict[str, str]:
         UsageError: a file that cannot be read.
     """
     files = {file.stem: read_mapping(file) for file in sorted((CONFIGS / kind).glob("*.yaml"))}
-    return {name: text_of(file.get("question")) for name, file in files.items() if {"checks", "published"} & {*file}}
+    return {name: text_of(file.get("question")) for name, file in files.items() if _has_judge(file)}
+
+
+def _has_judge(file: Mapping[str, Any]) -> bool:
+    """Return whether an experiment's file has checks or published scores."""
+    return bool(file.get("checks") or file.get("published"))
 
 
 def read_spec(name: str, setting: str | None = None, kind: str = "experiment") -> Spec:
@@ -111,9 +116,9 @@ def read_spec(name: str, setting: str | None = None, kind: str = "experiment") -
         UsageError: a file that cannot be read, a key, verb or probe that there is not.
     """
     file = CONFIGS / kind / f"{name}.yaml"
-    experiment = read_experiment(file, setting) if file.is_file() else None
-    if experiment is None or not (experiment.judged["checks"] or experiment.judged["published"]):
+    if not (file.is_file() and _has_judge(read_mapping(file))):
         raise UnknownNameError(unknown(kind, name, list_specs(kind)))
+    experiment = read_experiment(file, setting)
     given = experiment.judged
     for probe in given["probes"] or ():
         if probe not in PROBES:
