@@ -166,8 +166,8 @@ def test_a_run_of_steps_is_one_epoch_that_may_stop_early(tmp_path: Path) -> None
 
 
 def test_a_run_out_of_time_stops_early_and_has_not_converged(tmp_path: Path) -> None:
-    found = metrics(trained(tmp_path, "--trainer.max_time", "00:00:00:00"))
-    assert (found["stopped_early"], found["converged"]) == (True, None)
+    found = metrics(trained(tmp_path, "--trainer.max_time", "{milliseconds: 1}"))
+    assert (found["stopped_early"], found["converged"]) == (True, False)
 
 
 @pytest.mark.parametrize(("interval", "validated"), [("0.5", [3, 7]), slow("99", [8])])  # 8: at the end
@@ -312,6 +312,8 @@ def test_the_command_to_resume_leaves_out_what_starts_anew() -> None:
         ("--trainer.limit_train_batches 0", "trainer.limit_train_batches must be positive, got 0"),
         ("--trainer.accumulate_grad_batches -1", "trainer.accumulate_grad_batches must be positive, got -1"),
         ("--trainer.val_check_interval 0", "trainer.val_check_interval must be positive, got 0"),
+        ("--trainer.max_time 00:00:00:00", "trainer.max_time must be positive, got 00:00:00:00"),
+        ("--trainer.callbacks LearningRateFinder", "no LearningRateFinder, since a run has the learning rate that"),
         ("--trainer.callbacks BatchSizeFinder", "no BatchSizeFinder, since a run has steps of one size; give --batch"),
         (
             "--trainer.callbacks GradientAccumulationScheduler --trainer.callbacks.scheduling '{{0: 2}}'",
