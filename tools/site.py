@@ -19,7 +19,7 @@ import jupytext
 from nbformat.v4 import new_output
 
 from lab.view.cells import task_names
-from lab.view.leaderboard import PAGE, SORTABLE, Board, as_data, groups_of
+from lab.view.leaderboard import PAGE, SORTABLE, Leaderboard, as_data, groups_of
 from zoo.registry import MIXERS
 from zoo.report.files import read_json
 from zoo.report.page import render
@@ -127,7 +127,7 @@ def notebook(text: str) -> str:
 
 def gallery() -> str:
     """Return the page of the gallery, with the scores of the leaderboard."""
-    data, board = read_json(PAGES / "gallery.json"), as_data(groups_of(Board(ROOT / "docs").shown, task_names()))
+    data, board = read_json(PAGES / "gallery.json"), as_data(groups_of(Leaderboard(ROOT / "docs").shown, task_names()))
     scores = {mixer["name"]: mixer["cells"] for mixer in board["mixers"]}
     items = [
         item

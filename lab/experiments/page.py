@@ -10,7 +10,7 @@ from lab.experiments.probes import PROBES
 from lab.experiments.rows import Row, UnknownColumnError, describe, group, median_of, number_of, option_name, select
 from lab.experiments.spec import ROOT, Spec, read_spec
 from lab.view.cells import task_names
-from lab.view.leaderboard import Board, groups_of
+from lab.view.leaderboard import Leaderboard, groups_of
 from zoo.errors import UsageError
 from zoo.evidence import Check, Curve, Panel
 from zoo.evidence.interval import FEWEST_SEEDS, of_median
@@ -216,7 +216,7 @@ def _power(exponent: float) -> str:
 
 def choosing(rendered: Pages) -> str:
     """Return the page on choosing a mixer, from the records of docs/leaderboard.json and docs/gallery.json."""
-    gallery, board = read_json(ROOT / "docs" / "gallery.json"), Board(ROOT / "docs").shown
+    gallery, board = read_json(ROOT / "docs" / "gallery.json"), Leaderboard(ROOT / "docs").shown
     cards = {card["name"]: card for card in gallery["items"]}
     usual = {name: card["variants"][2 if len(card["variants"]) > 2 else 0] for name, card in cards.items()}
     groups = {group.title: group for group in groups_of(board, task_names())}

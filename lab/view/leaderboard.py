@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     began, stop, failed = time.monotonic(), Stop(), 0
     given, console = parser.parse_args(argv), make_console()
     cells = read_cells(given.mixers, given.tasks, given.seeds)
-    board = Board(given.out or given.run_dir)
+    board = Leaderboard(given.out or given.run_dir)
     todo = list(in_order(cells, board.records))
     say(console, f"{count(len(cells) - len(todo), 'cell')} done, {len(todo)} to do")
     if given.dry_run:
@@ -152,7 +152,7 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-class Board:
+class Leaderboard:
     """The records in a folder, by mixer and task, and the pages made of them; a new folder begins with those of docs.
 
     Raises:

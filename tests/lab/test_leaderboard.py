@@ -19,7 +19,7 @@ from lab.sweep.experiment import read_experiment
 from lab.sweep.grid import arguments
 from lab.view import leaderboard
 from lab.view.cells import FILE, in_order, read_cells, task_names
-from lab.view.leaderboard import PICTURE, SORTABLE, STORED, Board, groups_of, overview
+from lab.view.leaderboard import PICTURE, SORTABLE, STORED, Leaderboard, groups_of, overview
 from tests.lab.runs import error_line
 from zoo.report.page import as_markdown
 
@@ -57,7 +57,7 @@ def test_a_cell_is_run_again_only_if_its_configuration_has_changed(
 
 
 def test_the_stored_cells_are_not_run_again(tmp_path: Path) -> None:
-    board = Board(tmp_path / "new")  # begins with those of docs
+    board = Leaderboard(tmp_path / "new")  # begins with those of docs
     for mixer, task in sorted(board.records)[::30]:
         (cell,) = read_cells([mixer], [task], None)
         assert cell.missing(board.records[mixer, task]) == []
@@ -144,7 +144,7 @@ def test_the_pages_show_what_was_run_and_leave_the_rest_empty() -> None:
 @pytest.mark.slow
 def test_the_sortable_page_shows_any_budget(tmp_path: Path, browser: Any) -> None:
     (tmp_path / STORED).write_text("[]")
-    board = Board(tmp_path)
+    board = Leaderboard(tmp_path)
     for each in (record("attention", "mqar", 0.5, 0.96), record("<b>", "mqar", 0.1, 0.2), record("lstm", "k_hop", 1.0)):
         board.merge(each)
     browser.get((tmp_path / SORTABLE).as_uri())
@@ -172,8 +172,8 @@ def test_the_sortable_page_shows_any_budget(tmp_path: Path, browser: Any) -> Non
 
 def test_the_file_keeps_what_another_command_has_merged_and_the_pages_leave_other_shapes_out(tmp_path: Path) -> None:
     (tmp_path / STORED).write_text("[]")
-    assert PICTURE not in {str(file.relative_to(tmp_path)) for file in Board(tmp_path).write()}
-    one, other = Board(tmp_path), Board(tmp_path)
+    assert PICTURE not in {str(file.relative_to(tmp_path)) for file in Leaderboard(tmp_path).write()}
+    one, other = Leaderboard(tmp_path), Leaderboard(tmp_path)
     one.merge(record("lstm", "mqar", 0.5))
     other.merge(record("gru", "mqar", 0.7, shape="of another day"))
     stored = json.loads((tmp_path / STORED).read_text(encoding="utf-8"))
