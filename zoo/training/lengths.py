@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import TypeVar
 
 import lightning as L
@@ -60,19 +60,14 @@ def scores_at_lengths(
         batches: pairs of a length and the test batches at this length.
     """
     scores: Scores = {}
-
-    def taken() -> Iterator[tuple[int, Iterable[Batch]]]:
-        for length, loader in batches:
+    for length, loader in batches:
+        try:
+            module.backbone.state_bytes(length)
+        except ValueError as refusal:
+            logger.warning("length %d is not tested: %s", length, refusal)
             scores[length] = None
-            try:
-                module.backbone.state_bytes(length)
-            except ValueError as refusal:
-                logger.warning("length %d is not tested: %s", length, refusal)
-                continue
-            yield length, loader
-
-    for length, found in scores_apart(trainer, module, taken()).items():
-        scores[length] = found.get(module.score_name)
+        else:
+            scores[length] = scores_apart(trainer, module, [(length, loader)])[length].get(module.score_name)
     return scores
 
 
