@@ -130,7 +130,8 @@ def run_job(job: Job, environment: Mapping[str, str], stop: Stop | None = None) 
         environment: variables besides this process's own.
         stop: asks for an early end; an exception in this thread (a cancelled Ray task) does so too.
     """
-    if stop is not None and stop.soft.is_set():
+    stop = stop or Stop()
+    if stop.soft.is_set():
         return Outcome(job, "stopped", 0.0, NOT_STARTED)
     start = time.monotonic()
     try:
@@ -143,7 +144,7 @@ def run_job(job: Job, environment: Mapping[str, str], stop: Stop | None = None) 
                 status = _wait(_start(job, {"COLUMNS": COLUMNS, **environment}, log), stop)
                 in_use = status == 2 and IN_USE in "".join(tail_lines(job.folder / LOG, begin))
                 # Another sweep trains this run: wait for it, and take its result.
-                if not in_use or (stop or Stop()).soft.wait(WAIT_FOR_OTHERS):
+                if not in_use or stop.soft.wait(WAIT_FOR_OTHERS):
                     break
         seconds = time.monotonic() - start
         if (metrics := job.metrics()) is not None and (status == 0 or "diverged" in metrics):
@@ -159,7 +160,7 @@ def run_job(job: Job, environment: Mapping[str, str], stop: Stop | None = None) 
     except OSError as error:
         return Outcome(job, "failed", time.monotonic() - start, f"cannot write {job.folder}: {error.strerror}")
     tail = tuple(tail_lines(job.folder / LOG, begin))
-    if stop is not None and stop.soft.is_set():
+    if stop.soft.is_set():
         return Outcome(job, "stopped", seconds, "stopped", tail)
     return Outcome(job, "failed", seconds, reason(status), tail)
 
@@ -191,15 +192,15 @@ _END_WITH_PARENT = (
 )
 
 
-def _wait(process: subprocess.Popen[bytes] | Fork, stop: Stop | None) -> int:
+def _wait(process: subprocess.Popen[bytes] | Fork, stop: Stop) -> int:
     asked = False
     try:
         while True:
             with suppress(subprocess.TimeoutExpired):
                 return process.wait(0.2)
-            if stop is not None and stop.hard.is_set():
+            if stop.hard.is_set():
                 process.kill()
-            elif stop is not None and stop.soft.is_set() and not asked:
+            elif stop.soft.is_set() and not asked:
                 process.terminate()
                 asked = True
     except BaseException:
