@@ -27,11 +27,11 @@ def flatten(values: Mapping[str, Any], whole: Collection[str] = (), prefix: str 
             yield key, value
 
 
-def nested(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Nest values by dotted name as YAML does: {"mixer.n_heads": 4} gives {"mixer": {"n_heads": 4}}."""
     tree: dict[str, Any] = {}
     for key, value in values.items():
-        *groups, name = key.split(separator)
+        *groups, name = key.split(".")
         inner = tree
         for group in groups:
             inner = inner.setdefault(group, {})

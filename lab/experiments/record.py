@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class Listed:
     text: str
     origin: Mapping[str, Any]
     missing: tuple[str, ...] = ()
-    fresh: bool = field(default=False)
+    fresh: bool = False
 
 
 def read_listed(spec: Spec, run_dir: Path, kept: Path, stored: Mapping[str, Any]) -> Listed:

@@ -176,7 +176,7 @@ def read_curves(folder: Path) -> dict[str, Curve]:
     return {names[tag]: sorted(curve.items()) for tag, curve in curves.items()}
 
 
-def _events(content: bytes, finished: Path | None = None) -> Iterator[Any]:
+def _events(content: bytes, finished: Path | None) -> Iterator[Any]:
     """Yield the events of a file, up to a record that is still being written.
 
     TensorBoard's own reader computes each record's checksum in Python: a second for some pictures.

@@ -95,7 +95,8 @@ def write_run(
             writer.add_scalar("train/loss", 1 / step, step)
     if accuracy is not None:
         measured = {"test/accuracy": accuracy, "test/loss": 1 - accuracy, "val/accuracy": accuracy, "val/loss": 0.3}
-        folder.write_metrics(nested(measured | SIZES | dict(metrics or {}), "/"))
+        measured |= SIZES | dict(metrics or {})
+        folder.write_metrics(nested({name.replace("/", "."): value for name, value in measured.items()}))
     return folder.path
 
 
