@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.page import Table, render_table
 from zoo.contract import SequenceMixer
-from zoo.registry import create_mixer, list_mixers, mixer_class
+from zoo.registry import MIXERS, create_mixer, list_mixers, mixer_class
 from zoo.report.files import write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,7 +54,9 @@ class _Counter(TorchDispatchMode):
 
 
 def reaching(name: str, seq_len: int) -> dict[str, int]:
-    """Return the option `max_seq_len` for mixers that have it: they refuse longer sequences."""
+    """Return the option that lets a mixer take so many positions, if it has a limit."""
+    if n_levels := MIXERS.entry(name).options.get("n_levels"):
+        return {"n_levels": max(n_levels, 1 + (seq_len - 1).bit_length())}
     return {"max_seq_len": seq_len} if "max_seq_len" in inspect.signature(mixer_class(name)).parameters else {}
 
 

@@ -117,7 +117,7 @@ def variant(name: str, given: dict[str, int]) -> dict[str, Any]:
         return create_mixer(name, D_MODEL, **given).double().eval()
 
     layer, longest = make(0), STATE_LENGTHS[-1] + 1
-    long = create_mixer(name, D_MODEL, **given, **limited(name, longest))
+    long = create_mixer(name, D_MODEL, **given, **reaching(name, longest))
     found = {key: at_input(layer, x) for key, x in inputs().items()}
     profile = gradient_profile(make, distances=spaced(GRADIENT_LEN, 24).tolist(), seeds=SEEDS, seq_len=GRADIENT_LEN)
     return {
@@ -138,17 +138,10 @@ def at_input(layer: SequenceMixer, x: Tensor) -> dict[str, Any]:
     return {"rank": read.rank, "heads": [*read.heads.values()]} | explorer_data(layer, x, read)
 
 
-def limited(name: str, length: int) -> dict[str, int]:
-    """Return the option that lets a mixer take so many positions, if it has a limit."""
-    if "n_levels" in MIXERS.entry(name).options:
-        return {"n_levels": 1 + (length - 1).bit_length()}
-    return reaching(name, length)
-
-
 def cost(name: str) -> dict[str, float]:
     """Return exponents in the length, over `COST_LENGTHS`."""
     torch.manual_seed(0)
-    layer = create_mixer(name, D_MODEL, **limited(name, COST_LENGTHS[-1] + 1)).eval()
+    layer = create_mixer(name, D_MODEL, **reaching(name, COST_LENGTHS[-1] + 1)).eval()
     forward, step = [], []
     for length in COST_LENGTHS:
         x = torch.randn(1, length, D_MODEL)

@@ -116,9 +116,9 @@ def read_spec(name: str, setting: str | None = None, kind: str = "experiment") -
         UsageError: a file that cannot be read, a key, verb or probe that there is not.
     """
     file = CONFIGS / kind / f"{name}.yaml"
-    if not (file.is_file() and _has_judge(read_mapping(file))):
+    experiment = read_experiment(file, setting) if file.is_file() else None
+    if experiment is None or not _has_judge(experiment.judged):
         raise UnknownNameError(unknown(kind, name, list_specs(kind)))
-    experiment = read_experiment(file, setting)
     given = experiment.judged
     for probe in given["probes"] or ():
         if probe not in PROBES:
