@@ -42,21 +42,6 @@ def test_a_mixer_comes_back_as_it_was(name: str, tmp_path: Path, unchecked_shape
     assert torch.equal(torch.random.get_rng_state(), drawn)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_a_model_comes_back_with_its_types_and_what_it_shares(dtype: torch.dtype, tmp_path: Path) -> None:
-    model = zoo.Backbone(**BACKBONE).to(dtype)
-    assert model.head is not None
-    assert model.embedding is not None
-    model.head.weight = model.embedding.weight
-    zoo.save(model, tmp_path / "model.safetensors")
-    loaded = zoo.load(tmp_path / "model.safetensors")
-    assert_same(loaded, model)
-    assert loaded.head is not None
-    assert loaded.embedding is not None
-    assert loaded.head.weight is loaded.embedding.weight
-    assert "head.weight" not in safetensors.torch.load_file(tmp_path / "model.safetensors")
-
-
 class Hub:
     """The two calls of HfApi that the mixin makes, and the download, over a folder in place of the network."""
 

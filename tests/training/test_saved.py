@@ -52,8 +52,11 @@ assert not loaded, loaded
     python("-W", "error", "-c", program)
 
 
+@pytest.mark.parametrize("suffix", ["ckpt", "safetensors"])
 @pytest.mark.parametrize(("mixer", "dtype", "tied"), [("lstm", torch.bfloat16, False), ("hybrid", torch.float64, True)])
-def test_a_saved_backbone_is_loaded_as_it_was(mixer: str, dtype: torch.dtype, tied: bool, tmp_path: Path) -> None:
+def test_a_saved_backbone_is_loaded_as_it_was(
+    mixer: str, dtype: torch.dtype, tied: bool, suffix: str, tmp_path: Path, unchecked_shapes: None
+) -> None:
     options = {"name": mixer} | ({"attention": {"n_heads": 2}} if mixer == "hybrid" else {"d_inner": 6})
     model = zoo.Backbone(options, 8, 2, vocab_size=5, n_outputs=5, d_conv=2, n_experts=2).to(dtype)
     if tied:
@@ -61,18 +64,19 @@ def test_a_saved_backbone_is_loaded_as_it_was(mixer: str, dtype: torch.dtype, ti
     model.layers.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
         expected = torch.rand(())
-    zoo.save(model, tmp_path / "model.ckpt")
-    loaded = zoo.load(tmp_path / "model.ckpt")
+    file = tmp_path / f"model.{suffix}"
+    zoo.save(model, file)
+    loaded = zoo.load(file)
     assert torch.equal(torch.rand(()), expected)
-    assert [path.name for path in tmp_path.iterdir()] == ["model.ckpt"]
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
     assert (type(loaded), loaded.training, loaded.options) == (zoo.Backbone, False, model.options)
     assert all(p.dtype == dtype and p.requires_grad for p in loaded.parameters())
     assert (loaded.head.weight is loaded.embedding.weight) == tied
     small.assert_identical(small.weights(loaded), small.weights(model))
     tokens = torch.tensor([[1, 4, 0]])
     assert_close(loaded(tokens), model.eval()(tokens))
-    zoo.save(loaded, tmp_path / "model.ckpt")  # from the file that is replaced
-    small.assert_identical(small.weights(zoo.load(tmp_path / "model.ckpt")), small.weights(model))
+    zoo.save(loaded, file)  # from the file that is replaced
+    small.assert_identical(small.weights(zoo.load(file)), small.weights(model))
 
 
 def test_what_could_not_be_loaded_is_not_saved(run: Path, tmp_path: Path, unchecked_shapes: None) -> None:
