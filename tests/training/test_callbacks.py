@@ -29,7 +29,6 @@ from zoo.training import (
     ReseedEachStep,
     SequenceModule,
     Throughput,
-    ValidationCurve,
 )
 
 
@@ -155,17 +154,6 @@ def test_each_place_has_a_stream_of_its_own(unchecked_shapes: None) -> None:
     torch.rand(5)
     ReseedEachStep(1).on_train_batch_start(place(2), module, None, 0)
     assert torch.rand(()).item() == draws["train", 1, 2, 0, 1]
-
-
-def test_the_curve_of_validation_is_kept_through_a_resumption(tmp_path: Path) -> None:
-    curve = ValidationCurve("accuracy")
-    trainer = small.trainer(tmp_path, curve, max_steps=4, val_check_interval=2)
-    trainer.fit(small.module(), datamodule=small.data(tmp_path))
-    resumed = ValidationCurve("accuracy")
-    resumed.load_state_dict(curve.state_dict())
-    assert resumed.points == curve.points
-    assert list(curve.points) == [2, 4]
-    assert curve.points[4] == pytest.approx(float(trainer.callback_metrics["val/accuracy"]))
 
 
 def test_the_seconds_of_a_run_are_those_of_all_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
