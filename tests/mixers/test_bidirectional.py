@@ -11,7 +11,6 @@ from tests import slow
 from tests.cases import D_MODEL, KINDS, Case, assert_rows_alone, draw
 from tests.tolerances import assert_close
 from zoo import Bidirectional, SequenceMixer, create_mixer, list_mixers
-from zoo.ops.time import left_align, reverse, right_align
 from zoo.theory.operator import interaction
 
 NAMES = list_mixers()
@@ -63,12 +62,3 @@ def test_mixers_that_do_not_fit_are_refused() -> None:
         Bidirectional(create_mixer("factorized", 8, d_out=5), eight)
     with pytest.raises(ValueError, match="one given twice"):
         Bidirectional(eight, eight)
-
-
-def test_rows_are_aligned_and_reversed() -> None:
-    x = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])
-    lengths = torch.tensor([3, 0])
-    assert left_align(x, lengths).tolist() == [[2, 3, 4, 0], [0, 0, 0, 0]]
-    assert reverse(x, lengths).tolist() == [[3, 2, 1, 0], [0, 0, 0, 0]]
-    assert reverse(x).tolist() == [[4, 3, 2, 1], [8, 7, 6, 5]]
-    assert torch.equal(right_align(left_align(x, lengths), lengths), torch.tensor([[0, 2, 3, 4], [0, 0, 0, 0]]))
