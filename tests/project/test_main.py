@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests import ROOT
+from tests import python
 from zoo import __main__ as command
 from zoo.evidence import Check, Evidence, Panel, Verdict
 from zoo.evidence.page import panels_figure
@@ -88,10 +87,7 @@ def test_help_and_wrong_names_need_the_standard_library_alone() -> None:
     """`-S`: this Python sees no installed package, so any import of torch or rich fails."""
     right = "zoo --help", "zoo claims --help", "zoo mixers", "tasks list"
     for argv, status in (*((argv, 0) for argv in right), ("zoo measure --mixer x", 2)):
-        program = [sys.executable, "-S", "-m", *argv.split()]
-        done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == status, done.stderr
-        assert "Traceback" not in done.stderr
+        assert "Traceback" not in python("-S", "-m", *argv.split(), status=status).stderr
 
 
 @pytest.mark.parametrize(("verb", "sizes"), [("measure", Sizes()), ("claims", QUICK)])
