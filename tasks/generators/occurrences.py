@@ -1,10 +1,14 @@
-"""Earlier occurrences of the entries of a row."""
+"""Earlier occurrences of the entries of a row, and shares of tokens and labels, by counting."""
 
 from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from tasks.base import Task
+from tasks.spec import IGNORED
 
 
 def first_and_previous(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -35,3 +39,19 @@ def most_frequent_share(task: Task, n_tokens: int) -> float:
     rows, at = np.nonzero(inputs < n_tokens)
     counts = np.bincount(rows * n_tokens + inputs[rows, at], minlength=2000 * n_tokens).reshape(2000, n_tokens)
     return float((counts.max(1) / counts.sum(1)).mean())
+
+
+def label_shares(task: Task, rows: int, draws: int = 1) -> np.ndarray:
+    """Return the share of each class, up to the last that occurs, among the labels of `draws` times `rows` sequences.
+
+    For tasks whose chance level has no closed form; sequences are drawn once for equal options.
+    """
+    return _label_shares(type(task), tuple(task.options().items()), rows, draws)
+
+
+@lru_cache
+def _label_shares(kind: type[Task], options: tuple[tuple[str, Any], ...], rows: int, draws: int) -> np.ndarray:
+    task, rng = kind(**dict(options)), np.random.default_rng(0)
+    labels = np.concatenate([task.sample(rng, rows)["labels"] for _ in range(draws)])
+    counts = np.bincount(labels[labels != IGNORED])
+    return counts / counts.sum()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tasks.base import Arrays, Task
-from tasks.generators.draws import weighted_distinct
+from tasks.generators.draws import shuffled, weighted_distinct
 from tasks.spec import IGNORED, TaskSpec
 
 
@@ -111,7 +111,7 @@ class Automata(Task):
         n_states = rng.integers(self.max_edges + 1, self.max_states + 1, size=n)
         n_letters = rng.integers(self.max_edges + 1, self.n_symbols + 1, size=n)
         n_edges = rng.integers(1, self.max_edges + 1, size=(n, self.max_states))
-        order = rng.permuted(np.tile(np.arange(self.n_symbols), (n, 1)), axis=1)
+        order = shuffled(rng, n, self.n_symbols)
         letters = np.repeat(order < n_letters[:, None], self.max_states, axis=0)
         exist = np.arange(self.max_states) < n_states[:, None]
         others = (exist[:, None, :] & ~np.eye(self.max_states, dtype=bool)).reshape(-1, self.max_states)

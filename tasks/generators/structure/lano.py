@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, reduce
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from tasks.base import Arrays, Task
+from tasks.generators.occurrences import label_shares
 from tasks.spec import IGNORED, TaskSpec
 
 N_SYMBOLS = 3
@@ -111,7 +111,7 @@ class Lano(Task):
         return TaskSpec.tokens(
             self.seq_len,
             N_SYMBOLS + 1,
-            chance=float(_frequencies(tuple(self.options().items())).max()),
+            chance=float(self._frequencies().max()),
             labelled=self.seq_len - 1,
             perplexity=True,
         )
@@ -124,8 +124,12 @@ class Lano(Task):
 
     def guess_without_order(self) -> float:
         """Return the perplexity of the frequencies of the tokens."""
-        frequencies = _frequencies(tuple(self.options().items()))
+        frequencies = self._frequencies()
         return float(np.exp(-frequencies @ np.log(frequencies)))
+
+    def _frequencies(self) -> np.ndarray:
+        """Return the share of each token among the labels."""
+        return label_shares(self, min(COUNTED_ROWS, max(1, COUNTED_POSITIONS // self.seq_len)))
 
     def floors(self) -> dict[str, float | dict[str, float]]:
         """`floor`: the least perplexity; `floor_bits_per_token`; `floor_errors`: the least share of wrong guesses."""
@@ -203,14 +207,3 @@ class Lano(Task):
                     end += here if depth == 0 else 0
         law = np.vstack([ahead, end]).T
         return law / law.sum(axis=1, keepdims=True)
-
-
-@lru_cache
-def _frequencies(options: tuple[tuple[str, int | str], ...]) -> np.ndarray:
-    """Return the share of each token among the labels of some thousand sequences; there is no closed form."""
-    chosen: dict[str, Any] = dict(options)
-    task = Lano(**chosen)
-    rows = min(COUNTED_ROWS, max(1, COUNTED_POSITIONS // task.seq_len))
-    labels = task.sample(np.random.default_rng(0), rows)["labels"][:, :-1]
-    counts = np.bincount(labels.reshape(-1), minlength=N_SYMBOLS + 1)
-    return counts / counts.sum()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 
 import numpy as np
 
 from tasks.base import Arrays, Task
 from tasks.generators.draws import one_of
-from tasks.generators.occurrences import first_and_previous
+from tasks.generators.occurrences import first_and_previous, label_shares
 from tasks.generators.placing import fact_at, labels_at
 from tasks.spec import TaskSpec
 
@@ -137,7 +137,7 @@ class Treecall(Task):
             self.seq_len,
             self.n_terminals + 3,
             self.n_terminals,
-            chance=_commonest_share(tuple(self.options().items())),
+            chance=float(label_shares(self, 1_024, draws=4).max()),
             labelled=1,
             facts=("distance", "depth"),
         )
@@ -219,13 +219,3 @@ class Treecall(Task):
         is_parent[row, parents[row, child]] = True
         chosen = one_of(rng, is_parent)
         return one_of(rng, may_be & (parents == chosen[:, None]))
-
-
-@lru_cache
-def _commonest_share(options: tuple[tuple[str, int], ...]) -> float:
-    """Return the commonest answer's share for 4,096 sentences; there is no closed form."""
-    task, rng = Treecall(**dict(options)), np.random.default_rng(0)
-    counts = np.zeros(task.n_terminals)
-    for _ in range(4):
-        counts += np.bincount(task.sample(rng, 1_024)["labels"].max(axis=1), minlength=task.n_terminals)
-    return float(counts.max() / counts.sum())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 
 from tasks.base import Arrays, Task
 from tasks.generators.draws import one_of
+from tasks.generators.occurrences import label_shares
 from tasks.spec import TaskSpec
 
 DENSITY = 0.4
@@ -146,11 +146,12 @@ class SelectivBench(Task):
 
     @property
     def spec(self) -> TaskSpec:
+        rows = min(COUNTED_ROWS, max(1, COUNTED_POSITIONS // self.seq_len))
         return TaskSpec.tokens(
             self.seq_len,
             self.n_symbols + 2,
             self._end + 1,
-            chance=_commonest_share(tuple(self.options().items())),
+            chance=float(label_shares(self, rows).max()),
             labelled=self.seq_len,
             facts=("elements",),
         )
@@ -200,13 +201,3 @@ class SelectivBench(Task):
             state = leads_to[state, letter]
             states[:, place], counts[:, place] = state, count
         return states, counts
-
-
-@lru_cache
-def _commonest_share(options: tuple[tuple[str, Any], ...]) -> float:
-    """Return the commonest state's share of the labels of many sequences; there is no closed form."""
-    chosen: dict[str, Any] = dict(options)
-    task = SelectivBench(**chosen)
-    rows = min(COUNTED_ROWS, max(1, COUNTED_POSITIONS // task.seq_len))
-    labels = task.sample(np.random.default_rng(0), rows)["labels"]
-    return float(np.bincount(labels.reshape(-1)).max() / labels.size)
