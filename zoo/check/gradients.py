@@ -47,14 +47,12 @@ def gradients(subject: Subject) -> Outcomes:
 def _derivatives(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """Compare derivatives with differences, in a dtype."""
     module, (first, further) = subject.module(dtype), STEPS[dtype]
-    x = subject.draw(seq_len=_longest(subject), dtype=dtype).requires_grad_()
-    bypassed = {id(p) for p in subject.protocol.bypassed(module)}
-    named = {name: p for name, p in module.named_parameters() if p.requires_grad and id(p) not in bypassed}
+    x = subject.draw(seq_len=_LENGTH if subject.takes(_LENGTH) else None, dtype=dtype).requires_grad_()
     y = subject.whole(module, x)
     if not y.requires_grad:
         raise NotApplicableError("the output has no gradient")
     weights = subject.weights(y)
-    tensors = {"the input": x, **named}
+    tensors = {"the input": x, **subject.trained(module)}
     found = torch.autograd.grad((y * weights).sum(), [*tensors.values()], allow_unused=True, materialize_grads=True)
 
     def moved(t: Tensor, by: Tensor) -> float:
@@ -89,11 +87,3 @@ def _derivatives(subject: Subject, dtype: torch.dtype) -> Outcomes:
             f"{derivative:.5g} by the backward pass, {difference:.5g} by a difference",
             f"equal up to {allowed:.1g}",
         )
-
-
-def _longest(subject: Subject) -> int:
-    try:
-        subject.outputs(subject.module(), subject.draw(seq_len=_LENGTH))
-    except Exception:  # noqa: BLE001 - a module that refuses so many positions
-        return subject.seq_len
-    return _LENGTH

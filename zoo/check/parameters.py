@@ -26,8 +26,7 @@ _LENGTH = 24
 def parameters_trained(subject: Subject) -> Outcomes:
     """Check that every parameter that requires a gradient gets one, finite and not zero."""
     module = subject.module()
-    bypassed = {id(p) for p in subject.protocol.bypassed(module)}
-    named = {name: p for name, p in module.named_parameters() if p.requires_grad and id(p) not in bypassed}
+    named = subject.trained(module)
     if not named:
         raise NotApplicableError("the module has no parameters to train")
     y = subject.whole(module, subject.draw(4))

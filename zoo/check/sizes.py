@@ -23,7 +23,7 @@ def large_sizes(subject: Subject) -> Outcomes:
     for outcome in _wide(subject):
         checked = True
         yield replace(outcome, did=f"at a width of {_WIDTH}, {outcome.did}")
-    if subject.thorough and subject.protocol.streams and subject.protocol.longest != 1 and _takes(subject):
+    if subject.thorough and subject.protocol.streams and subject.protocol.longest != 1 and subject.takes(LONGEST):
         checked = True
         yield partition(subject, [LONGEST // 2 + 1, LONGEST // 2 - 1])
     if not checked:
@@ -41,11 +41,3 @@ def _wide(subject: Subject) -> Outcomes:
     yield from lengths(wide)
     if wide.protocol.streams:
         yield from one_by_one(wide)
-
-
-def _takes(subject: Subject) -> bool:
-    try:
-        subject.outputs(subject.module(), subject.draw(seq_len=LONGEST))
-    except Exception:  # noqa: BLE001 - a module that refuses so many positions
-        return False
-    return True

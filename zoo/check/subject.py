@@ -148,6 +148,19 @@ class Subject:
             outputs.append(y)
         return torch.cat(outputs, dim=1)
 
+    def takes(self, seq_len: int) -> bool:
+        """Return whether the module takes sequences of this length."""
+        try:
+            self.outputs(self.module(), self.draw(seq_len=seq_len))
+        except Exception:  # noqa: BLE001 - a module refuses them in any way
+            return False
+        return True
+
+    def trained(self, module: nn.Module) -> dict[str, nn.Parameter]:
+        """Return the parameters that require a gradient by name, without those that vectors as input do not use."""
+        bypassed = {id(p) for p in self.protocol.bypassed(module)}
+        return {name: p for name, p in module.named_parameters() if p.requires_grad and id(p) not in bypassed}
+
     def require_stream(self) -> None:
         """Raise NotApplicableError if no protocol for states is known."""
         if not self.protocol.streams:
