@@ -656,8 +656,7 @@ def page(results: Mapping[str, Any]) -> str:
     lines += ["medians, measured in turns in one process. On a CPU: [performance](performance.md).", ""]
     for name, (title, _) in SECTIONS.items():
         if name in results:
-            section = {key: value for key, value in results[name].items() if key != "measured"}
-            lines += render_section(title, Section.from_plain(section), results[name]["measured"])
+            lines += render_section(title, Section.from_plain(results[name]), results[name]["measured"])
     return "\n".join(lines)
 
 

@@ -172,13 +172,12 @@ def ssd_inputs(
     d_head: int,
     d_state: int,
     generator: torch.Generator,
-    groups: int = 1,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, ...]:
-    """x, dt, A, B, C as at the initialisation of Mamba-2: dt log-uniform in [1e-3, 1e-1], A between -16 and -1."""
+    """x, dt, A, B, C as at the initialisation of Mamba-2: dt log-uniform in [1e-3, 1e-1], A in [-16, -1]; one group."""
     x = torch.randn(batch, seq_len, heads, d_head, generator=generator, dtype=dtype)
     A = -torch.linspace(1, 16, heads, dtype=dtype)
-    B, C = (torch.randn(batch, seq_len, groups, d_state, generator=generator, dtype=dtype) for _ in range(2))
+    B, C = (torch.randn(batch, seq_len, 1, d_state, generator=generator, dtype=dtype) for _ in range(2))
     return x, _steps(x.shape[:3], generator, dtype), A, B, C
 
 
