@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.check.modules import Attention, Bidirectional, LongConv, Marked, Packed, Ragged, Recurrence, Several, Stepper
+from zoo.check.calls import LONG
 
 
 class Planted(NamedTuple):
@@ -62,6 +63,12 @@ def draws(right: Any, self: Any, x: Tensor) -> Tensor:
 def wrong_at_32(right: Any, self: Any, a: Tensor, v: Tensor, h: Tensor) -> Any:
     y, last = right(self, a, v, h)
     return (y * torch.linspace(1, 2, 32).to(y)[:, None] if y.shape[1] == 32 else y), last
+
+
+def refuses_long_chunks(right: Any, self: Any, a: Tensor, v: Tensor, h: Tensor) -> Any:
+    if 200 < v.shape[1] < LONG:
+        raise ValueError("at most 200 positions")
+    return right(self, a, v, h)
 
 
 def adds_little(right: Any, self: Any, x: Tensor, state: Any, mask: Any) -> Any:
@@ -328,6 +335,7 @@ ERRORS = [
         "scan",
         lambda f, self, a, v, h: f(self, a, v, h.detach()),
     ),
+    Planted("long chunks refused", "chunked", Recurrence, "scan", refuses_long_chunks),
     Planted("state overwritten", "states_unchanged", Recurrence, "scan", overwrites),
     Planted("state kept in the module", "states_unchanged", Recurrence, "stream", kept_in_the_module),
     Planted("counter written into", "states_unchanged", Several, "step", counts_in_place),

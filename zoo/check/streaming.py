@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -28,8 +27,7 @@ def chunked(subject: Subject) -> Outcomes:
     n = subject.seq_len
     for sizes in ([n], [n // 2, n - n // 2], [1, n - 1], [n - 1, 1], [3, 1, 2, n - 6]):
         yield partition(subject, sizes)
-    with suppress(Exception):  # a module that refuses so many positions
-        subject.outputs(subject.module(), subject.draw(seq_len=LONG))
+    if subject.takes(LONG):
         yield partition(subject, [200, LONG - 200])
 
 
