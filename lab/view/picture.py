@@ -47,7 +47,9 @@ def _text(group: Group, score: Number, solved: tuple[int, int] | None) -> str:
 
 @styled
 def heat_map(groups: Sequence[Group]) -> Figure:
-    """Draw configurations against tasks: shares of the way to a perfect score, by their mean, scores written in.
+    """Draw configurations against tasks: shares of the way to a perfect score, scores written in.
+
+    Those with a score for the most tasks stand first, among them those with the best mean share.
 
     Behind the score of several runs stands how many solved the task. The best of a task are bold; the last row has the
     guesses without order; a cell without a score is empty.
@@ -61,7 +63,10 @@ def heat_map(groups: Sequence[Group]) -> Figure:
             if row.tested and (score := row.center()) is not None:
                 cell = share(group, score), _text(group, score, row.solved), row.label in group.best
                 by_label.setdefault(row.label, {})[column] = cell
-    best_first = sorted(by_label.items(), key=lambda item: -fmean(each[0] for each in item[1].values()))
+    # A mean over other tasks is no comparison: those with a score for more tasks come first.
+    best_first = sorted(
+        by_label.items(), key=lambda item: (-len(item[1]), -fmean(each[0] for each in item[1].values()))
+    )
     lines = dict(best_first[:_MOST_ROWS])
     lines[BASELINE] = {
         column: (share(group, guess), _text(group, guess, None), False)
