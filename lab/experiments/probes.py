@@ -146,6 +146,13 @@ def distilled(run: Run) -> Sequence[float]:
     return distilled(run)
 
 
+def sink(run: Run) -> Sequence[float]:
+    """Measure what the learned first token of each layer does; see `lab.experiments.bos`."""
+    from lab.experiments.bos import sink
+
+    return sink(run)
+
+
 PROBES = {
     "distilled": Probe(
         1,
@@ -153,6 +160,7 @@ PROBES = {
         distilled,
         by_seed=True,
     ),
+    "sink": Probe(1, ("weight on BOS", "loss added, BOS held", "loss added, BOS left out"), sink, by_seed=True),
     "held_weights": Probe(1, ("error ratio with other values",), held_weights, by_seed=True),
     "head_count_bound": Probe(1, ("bound",), head_count_bound),
     "gradient": Probe(1, ("gradient",), gradient),

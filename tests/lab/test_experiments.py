@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from einops import rearrange
 
 from lab import __main__ as application
 from lab.config import parse
+from lab.examples import Examples
 from lab.experiments import command, papers, record, spec
+from lab.experiments.bos import BosAttention, measure_sink
 from lab.experiments.distilled import distil
 from lab.experiments.judge import fitted_limit, judge
 from lab.experiments.page import Pages, pages, panels
@@ -31,10 +34,12 @@ from lab.sweep.grid import expand
 from tests import ROOT, refused, slow
 from tests.cases import draw, randomise
 from tests.lab.runs import error_line
-from zoo import create_mixer
+from tests.tolerances import assert_close
+from zoo import Backbone, create_mixer
 from zoo.errors import UsageError
 from zoo.evidence import Check, Prediction
 from zoo.evidence.page import check_record
+from zoo.mixers.attention import Attention
 from zoo.report.numbers import plain
 
 RECORDS = read_records(ROOT / "docs" / "results.json")
@@ -421,6 +426,34 @@ def test_a_layer_is_distilled_into_heads(generator: torch.Generator) -> None:
     assert max(enough) < 1e-10
     with refused("GRU is no linear time-invariant layer"):
         distil(create_mixer("gru", 6).double(), x, others)
+
+
+@torch.no_grad()
+def test_what_a_token_without_content_adds_is_measured(generator: torch.Generator) -> None:
+    """Against attention over the sequence with the token in front; a token whose weights are constant is a bias."""
+    model = Backbone(
+        {"name": "lab.experiments.bos:BosAttention", "n_heads": 2}, 6, 1, n_outputs=5, d_input=6, backbone="bare"
+    )
+    mixer = next(m for m in randomise(model, generator).double().modules() if isinstance(m, BosAttention))
+    attention = Attention(6, n_heads=2).double()
+    attention.load_state_dict(mixer.state_dict(), strict=False)
+    x = draw(3, 7, 6, generator=generator)
+    with_token = torch.cat((mixer.bos.expand(3, 1, 6), x), dim=1)
+    assert_close(mixer(x), attention(with_token)[:, 1:])
+    q, k, v = (rearrange(t, "b s (h d) -> b h s d", h=2) for t in mixer.qkv_proj(with_token).chunk(3, dim=2))
+    weights = (q @ k.mT / 3**0.5).masked_fill(torch.ones(8, 8).triu(1).bool(), -torch.inf).softmax(3)
+    others = mixer.out_proj(rearrange(weights[..., 1:] @ v[:, :, 1:], "b h s d -> b s (h d)"))[:, 1:]
+    mixer.intervene = lambda weight, term: -term
+    assert_close(mixer(x), others)
+
+    found = Examples("", "cross_entropy", x, torch.tensor([[0, -100, 1, 2, 3, 4, -100]] * 3), None)
+    _, held, _ = measure_sink(model, found)
+    assert abs(held) > 1e-4
+    mixer.qkv_proj.weight[:6] = 0
+    weight, held, left_out = measure_sink(model, found)
+    assert weight == pytest.approx(sum(1 / n for n in (2, 4, 5, 6, 7)) / 5)
+    assert held == pytest.approx(0, abs=1e-12)
+    assert abs(left_out) > 1e-4
 
 
 # From a sweep to the page

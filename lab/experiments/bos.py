@@ -1,0 +1,106 @@
+"""The mixer and the probe of the experiment sinks: attention after a token without content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lab.examples import Examples, examples
+from lab.run.record import Run
+from zoo.backbone import Backbone
+from zoo.coefficient import recording
+from zoo.loading.saved import load
+from zoo.mixers.attention import Attention, AttentionState, Position
+from zoo.ops.attention import attend
+
+N_SEQUENCES = 256
+"""Of the test split, over which a term is held at its mean."""
+
+
+class BosAttention(Attention):
+    """Softmax attention over a sequence that begins with a token of the layer's own, which it learns.
+
+    The token is what BOS at the head of every sequence is to a layer of a causal model: a vector that depends on no
+    input. Here no label is spent on it, and inputs stay as they are.
+
+    Args:
+        d_model: width of input and output.
+        n_heads: heads.
+        d_head: width of a head; default d_model / n_heads.
+        position: none or rope.
+    """
+
+    undecayed = (*Attention.undecayed, "bos")
+    intervene: Callable[[Tensor, Tensor], Tensor] | None = None
+    """Takes the attention to the token and what the token adds to the output; returns what is added on top."""
+
+    def __init__(self, d_model: int, n_heads: int = 4, d_head: int | None = None, position: Position = "none") -> None:
+        super().__init__(d_model, n_heads, d_head, position=position)
+        self.bos = nn.Parameter(torch.ones(d_model))  # as large as what a norm gives
+
+    def mix(self, x: Tensor, state: AttentionState, lengths: Tensor | None) -> tuple[Tensor, AttentionState]:
+        if not state.keys.shape[2]:
+            state = super().mix(self.bos.expand(len(x), 1, -1), state, None)[1]
+        if self.intervene is None:
+            return super().mix(x, state, lengths)
+        with recording() as tape:
+            y, after = super().mix(x, state, lengths)
+        q, k = tape.kept
+        weight = self._weight(q, k, state)
+        term = self.out_proj(rearrange(weight * state.values[:, :, :1], "batch head seq d -> batch seq (head d)"))
+        return y + self.intervene(weight, term), after
+
+    def _weight(self, q: Tensor, k: Tensor, state: AttentionState) -> Float[Tensor, "batch n_heads seq 1"]:
+        """Return the attention of each query to the first slot, which is the token's."""
+        keys = torch.cat((state.keys, k), dim=2)
+        first = F.pad(keys.new_ones(*keys.shape[:2], 1, 1), (0, 0, 0, keys.shape[2] - 1))
+        return attend(q, keys, first, state.seen)
+
+
+def sink(run: Run) -> tuple[float, float, float]:
+    """Measure on the run's test sequences what its layers' own tokens do; see `measure_sink`."""
+    return measure_sink(load(run.folder).eval(), examples(run.folder, "test", N_SEQUENCES))
+
+
+def measure_sink(model: Backbone, found: Examples) -> tuple[float, float, float]:
+    """Measure the weight on the learned tokens, and what the loss rises by if their terms are held, or left out.
+
+    A term is sum_h W_O^h a^h v^h of a position, with the token's weights a^h and values v^h, which are constant. The
+    attention to other tokens stays as it is in both interventions, which are made in all layers at once. Held at its
+    mean over sequences, position by position, the term is a bias: what the loss rises by is what the weights make of
+    the input by way of constants, as a hidden layer does.
+
+    Args:
+        model: with `BosAttention` in each layer.
+        found: sequences and labels.
+
+    Returns:
+        The mean weight at labelled positions, over heads and layers; the two rises of the loss, cross-entropy in nats
+        or the squared error over that of zero.
+    """
+    layers = [module for module in model.modules() if isinstance(module, BosAttention)]
+    labelled = found.labels != -100 if found.loss == "cross_entropy" else ~found.labels[:, :, 0].isnan()
+    weights = []
+
+    def loss(change: Callable[[Tensor], Tensor]) -> float:
+        def intervene(weight: Tensor, term: Tensor) -> Tensor:
+            weights.append(weight.mean(1)[labelled].mean())
+            return change(term)
+
+        for layer in layers:
+            layer.intervene = intervene
+        with torch.no_grad():
+            outputs, labels = model(found.inputs)[labelled], found.labels[labelled]
+        if found.loss == "cross_entropy":
+            return float(F.cross_entropy(outputs, labels))
+        return float((outputs - labels).square().sum() / labels.square().sum())
+
+    whole = loss(torch.zeros_like)
+    weight = float(torch.stack(weights).mean())
+    held, without = loss(lambda term: term.mean(0) - term), loss(torch.neg)
+    return weight, held - whole, without - whole
