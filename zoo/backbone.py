@@ -215,7 +215,7 @@ class Backbone(Pretrained):
 
         Raises:
             ValueError: inputs of another kind or width, tokens outside the vocabulary, lengths outside 0..seq, a mask
-                of another shape.
+                of another shape or type, positions that are no vector of integers.
         """
         return self.from_embeddings(self.embed(inputs), lengths, at)
 
@@ -266,6 +266,10 @@ class Backbone(Pretrained):
             if at.shape != x.shape[:2]:
                 raise ValueError(f"at must mark the positions {tuple(x.shape[:2])}, got a mask {tuple(at.shape)}")
             at = at.flatten().nonzero().squeeze(1)
+        elif at.ndim != 1 or at.dtype not in (torch.int32, torch.int64):  # a mask of integers would be read as numbers
+            raise ValueError(
+                f"at must be a mask of bool or positions (selected,), int32 or int64, got {at.dtype} {tuple(at.shape)}"
+            )
         *before, last = self.layers.chain()
         for layer in before:  # FSDP2 gathers the parameters of a layer around `stream`
             x, _ = layer.stream(x, None, lengths)
@@ -309,14 +313,14 @@ class Backbone(Pretrained):
             Prompt and continuation, (batch, seq + n).
 
         Raises:
-            ValueError: a model whose outputs are not its tokens, n or top_k below 1, a negative temperature, a top_p
-                outside (0, 1], top_k or top_p with temperature 0.
+            ValueError: a model whose outputs are not its tokens, n or top_k below 1, a temperature below 0 or NaN, a
+                top_p outside (0, 1], top_k or top_p with temperature 0.
         """
         require_positive(n=n)
         if self.vocab_size != self.n_outputs:
             raise ValueError(f"generate needs n_outputs = vocab_size, got {self.n_outputs} and {self.vocab_size}")
-        if temperature < 0:
-            raise ValueError(f"temperature must not be negative, got {temperature}")
+        if not temperature >= 0:  # NaN is not
+            raise ValueError(f"temperature must be 0 or above, got {temperature}")
         require_positive(top_k=top_k)
         if not 0 < top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")

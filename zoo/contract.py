@@ -230,10 +230,11 @@ class SequenceMixer(Configured, ABC):
         if torch.compiler.is_compiling():
             return
         asked = (x.shape[0], x.dtype)
-        if self._expected is None or self._expected[0] != asked:  # kept: a fifth of the time that a token takes
-            self._expected = asked, self.empty_state(*asked, "meta")
+        expected = self._expected  # read once: another thread may replace it
+        if expected is None or expected[0] != asked:  # kept: a fifth of the time that a token takes
+            expected = self._expected = asked, self.empty_state(*asked, "meta")
         try:
-            check_state(self._expected[1], state)
+            check_state(expected[1], state)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{type(self).__name__}: not a state of this mixer for this input: {error}") from None
         for tensor in state_tensors(state):

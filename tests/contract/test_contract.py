@@ -7,7 +7,9 @@ import functools
 import inspect
 import io
 import math
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -293,6 +295,16 @@ def test_gradients_of_each_sample_at_other_parameters_are_those_of_its_own(
         assert_close([of_x[number], *(gradient[number] for gradient in of_values.values())], own)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop.* aten:UserWarning")  # torch's own kernels
+@cases(variants=False, by_default=(*KINDS, "forgetting_attention"))
+def test_batches_that_are_mapped_train_the_parameters_outside(case: Case, generator: torch.Generator) -> None:
+    mixer, x = case.create(generator), draw(2, 3, 9, D_MODEL, generator=generator).requires_grad_()
+    y, rows = torch.func.vmap(mixer)(x), mixer(x.flatten(0, 1)).unflatten(0, (2, 3))
+    assert_close(y, rows)
+    weights = draw(*y.shape, generator=generator)
+    assert_close(gradients(y, weights, x, mixer), gradients(rows, weights, x, mixer))
+
+
 ONCE_DIFFERENTIABLE = (
     "attention gated_attention differential_attention mla dsa nsa head_hybrid sliding_attention selective_ssm hybrid "
     "parallel_hybrid"
@@ -422,6 +434,23 @@ def test_a_reordered_state_continues_as_its_rows(case: Case, generator: torch.Ge
     expected, _ = mixer.stream(x, state)
     y, _ = mixer.stream(x[index], reorder_state(state, index))
     assert_close(y, expected[index])
+
+
+def test_threads_stream_batches_of_different_sizes_through_one_mixer(generator: torch.Generator) -> None:
+    mixer, often = create_mixer("lstm", D_MODEL).double(), sys.getswitchinterval()
+
+    def streamed(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return in_chunks(mixer, x, [1] * x.shape[1])[0]
+
+    batches = [draw(n, 200, D_MODEL, generator=generator) for n in (1, 2, 3, 4)]
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(len(batches)) as pool:
+            found = list(pool.map(streamed, batches))
+    finally:
+        sys.setswitchinterval(often)
+    assert_close(found, [mixer(x) for x in batches])
 
 
 # Reduced precision.

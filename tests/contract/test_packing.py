@@ -78,6 +78,7 @@ def test_narrow_integers_do_not_wrap_around(dtype: torch.dtype, generator: torch
         (torch.tensor([0, 7]), "total=6 7"),
         (torch.tensor([0, 4, 2, 6]), "decrease 4 2"),
         (torch.tensor([0, 6], device="meta"), "meta cpu"),
+        ([0, 6], "tensor [0, 6]"),
     ],
 )
 def test_wrong_boundaries_are_refused(boundaries: Tensor, words: str) -> None:

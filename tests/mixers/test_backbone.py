@@ -316,14 +316,18 @@ def test_inputs_and_generation_that_cannot_be_are_refused() -> None:
     for mask in (torch.ones(4, 2, dtype=torch.bool), torch.ones(8, dtype=torch.bool)):
         with refused(r"at must mark the positions \(2, 4\), got a mask"):
             of_vectors(torch.zeros(2, 4, 3), at=mask)
+    for positions in (torch.ones(2, 4, dtype=torch.int64), torch.ones(8, dtype=torch.uint8), torch.ones(8)):
+        with refused(r"at must be a mask of bool or positions \(selected,\)"):
+            of_vectors(torch.zeros(2, 4, 3), at=positions)
     for inputs in (torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4), torch.zeros(2, 4, 8)):
         with refused("inputs must be .*d_input=3"):
             of_vectors(inputs)
     prompt = torch.zeros(1, 2, dtype=torch.int64)
     with refused("n must be a positive integer, got 0"):
         of_tokens.generate(prompt, 0)
-    with refused("temperature must not be negative, got -1"):
-        of_tokens.generate(prompt, 1, temperature=-1.0)
+    for temperature in (-1.0, math.nan):
+        with refused(f"temperature must be 0 or above, got {temperature}"):
+            of_tokens.generate(prompt, 1, temperature=temperature)
     for options, error in (
         ({"top_k": 0}, "top_k must"),
         ({"top_p": 0.0}, "top_p must"),

@@ -96,6 +96,8 @@ def _check_packed(x: Tensor, boundaries: Tensor) -> None:
 
 
 def _check_integers(name: str, given: Tensor, x: Tensor) -> None:
+    if not isinstance(given, Tensor):
+        raise ValueError(f"{name} must be a tensor of integers, got {given!r}")
     if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
         raise ValueError(f"{name} must be integers, got {given.dtype}")
     if given.device != x.device:

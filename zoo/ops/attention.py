@@ -7,6 +7,7 @@ lag between query i and slot j is past + i - j in every row, however ragged the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from copy import copy
 from functools import cache, lru_cache, partial
 from typing import Any
@@ -16,12 +17,21 @@ import torch.nn.functional as F
 from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from zoo.cores import core
 from zoo.ops.chunked import running_sum, segment_sums
 from zoo.ops.precision import full_precision, widest
 from zoo.ops.time import right_align
-from zoo.ops.transforms import compiling, followed, in_a_mode, kernels_suffice, one_operation, whole_in_export
+from zoo.ops.transforms import (
+    compiling,
+    followed,
+    in_a_mode,
+    kernels_suffice,
+    one_operation,
+    transformed,
+    whole_in_export,
+)
 
 QUERIES = 256
 _TILE = 128  # of FlexAttention's mask
@@ -69,7 +79,10 @@ def attend(
         if bias is not None:
             logits = F.pad(bias.to(q.dtype), (extra, 0))
             mask = logits.expand(*q.shape[:3], -1).masked_fill(~mask, -torch.inf)
-        y = kernel(q, k, v, attn_mask=mask)
+        # Inside vmap torch does not see that a bias needs a gradient, and takes the kernel that has none.
+        plain = sdpa_kernel(SDPBackend.MATH) if bias is not None and transformed() else nullcontext()
+        with plain:
+            y = kernel(q, k, v, attn_mask=mask)
     return y[..., :d_value]
 
 
