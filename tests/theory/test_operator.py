@@ -16,6 +16,8 @@ from zoo.backbone import Backbone
 from zoo.blocks import Experts, ResidualBlock, RMSNorm, ShortConv, Stack, SwiGLU
 from zoo.coefficient import coefficient
 from zoo.registry import create_mixer
+from zoo.theory.costs import complexity
+from zoo.theory.gradients import gradient_profile
 from zoo.theory.operator import NotAffineError, OperatorError, check_offset, interaction, offset_share, replayed
 
 SEQ, WIDTH = 11, 8
@@ -277,6 +279,18 @@ def test_bad_input(x: Tensor, message: str, unchecked_shapes: None) -> None:
 def test_what_is_no_layer_of_sequences_is_named(layer: Any, message: str, unchecked_shapes: None) -> None:
     with pytest.raises(ValueError, match=message):
         interaction(layer, torch.ones(1, 4, 2))
+
+
+def test_inference_mode_is_named_where_gradients_are_read(generator: torch.Generator) -> None:
+    layer, x = create_mixer("attention", WIDTH).double(), draw(1, SEQ, WIDTH, generator=generator)
+    reads = (
+        lambda: interaction(layer, x),
+        lambda: gradient_profile(layer, seq_len=4, seeds=1),
+        lambda: complexity(layer, (4, 8), repeats=1),
+    )
+    for read in reads:
+        with torch.inference_mode(), refused("torch.inference_mode turns off the gradients"):
+            read()
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from zoo.contract import SequenceMixer
 from zoo.state import state_tensors
-from zoo.theory.operator import check_input, draw_input, evaluated, replayed
+from zoo.theory.operator import check_input, draw_input, evaluated, replayed, require_autograd
 from zoo.validate import require_positive
 
 
@@ -107,6 +107,7 @@ def input_dependence(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> fl
 def _draw(layer: nn.Module, batch_size: int, seq_len: int, d_in: int | None) -> Float[Tensor, "batch seq d_in"]:
     x = draw_input(layer, batch_size, seq_len, torch.Generator().manual_seed(0), "d_in", d_in)
     check_input(layer, x)
+    require_autograd()
     return x
 
 

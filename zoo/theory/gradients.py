@@ -19,7 +19,16 @@ from torch import Tensor, nn
 
 from zoo.evidence.interval import FEWEST_SEEDS
 from zoo.seeds import seeded
-from zoo.theory.operator import Map, check_input, draw_input, evaluated, like, positions_at_once, separate_rows
+from zoo.theory.operator import (
+    Map,
+    check_input,
+    draw_input,
+    evaluated,
+    like,
+    positions_at_once,
+    require_autograd,
+    separate_rows,
+)
 from zoo.validate import require_positive
 
 MakeInput: TypeAlias = Callable[[torch.Generator, int], Tensor]
@@ -253,6 +262,7 @@ def _last_row_norms(
     generator: torch.Generator,
 ) -> Float[Tensor, "inputs seq"]:
     """J(tau) for every tau, of each input: one backward pass for each cotangent, several at once within the memory."""
+    require_autograd()
     if sketch is None or sketch >= d_out:
         cotangents = torch.eye(d_out)
     else:

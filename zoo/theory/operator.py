@@ -82,8 +82,8 @@ def interaction(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Interac
         OperatorError: the layer does not repeat itself, rows of the batch are coupled, autograd does not see what the
             layer computes, the whole output is a coefficient, which coefficients are marked depends on the input, or
             the layer's parameters are of several dtypes.
-        ValueError: the layer is no module, x is not a finite (batch, seq, d_in) in its dtype, or the output is not
-            (batch, seq, d_out).
+        ValueError: the layer is no module, x is not a finite (batch, seq, d_in) in its dtype, the output is not
+            (batch, seq, d_out), or torch.inference_mode.
     """
     with replayed(layer, x) as held:
         return Interaction(torch.cat([block for _, block in held.rows()], dim=1), held.offset)
@@ -354,6 +354,7 @@ def replayed(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Iterator[R
         OperatorError, ValueError: see `interaction`.
     """
     check_input(layer, x)
+    require_autograd()
     other = {name: p.dtype for name, p in layer.named_parameters() if p.is_floating_point() and p.dtype != x.dtype}
     for name, dtype in other.items():
         raise OperatorError(f"the layer computes in several dtypes: {name} is {dtype}, x {x.dtype}; convert all of it")
@@ -399,6 +400,12 @@ def check_input(layer: nn.Module, x: Tensor) -> None:
         raise ValueError(
             f"x is {x.dtype} on {x.device}, the layer {own.dtype} on {own.device}: convert one to match the other"
         )
+
+
+def require_autograd() -> None:
+    """Raise ValueError in torch.inference_mode, where a layer would seem to have no gradients."""
+    if torch.is_inference_mode_enabled():
+        raise ValueError("torch.inference_mode turns off the gradients that are read here: leave it, or use no_grad")
 
 
 def like(layer: nn.Module, default: Tensor | None = None) -> Tensor:
