@@ -596,7 +596,7 @@ class ResidualBlock(SequenceMixer):
 
         Only positions in `valid` count in the load of experts, if there are any.
         """
-        before, inside = ((), ()) if self.by_position else self.empty_state(len(x), x.dtype, x.device)[1:]
+        before, inside = ((), ()) if self.by_position else self.empty_state(x.shape[0], x.dtype, x.device)[1:]
         return self._mix_channels(x, before, inside, None, valid)[0]
 
     def _mix_channels(
@@ -717,7 +717,7 @@ class Autoencoder(SequenceMixer):
         valid = torch.full_like(count, x.shape[1]) if lengths is None else lengths
         read = torch.minimum((self.decode_from - count).clamp(min=0), valid)
         y, inner = self.mixer.stream(x, inner, read)
-        last = y[torch.arange(len(y), device=y.device), (read - 1).clamp(min=0)]
+        last = y[torch.arange(y.shape[0], device=y.device), (read - 1).clamp(min=0)]
         code = torch.where((read > 0).unsqueeze(1), last, code)
         decoded = self.decode(code.unsqueeze(1) + x)
         return torch.where(valid_positions(read, x.shape[1]).unsqueeze(2), y, decoded), (inner, code, count + valid)

@@ -112,7 +112,8 @@ class SequenceMixer(Configured, ABC):
         Raises:
             ValueError: wrong shape, an x that is not floating point, an empty sequence, lengths outside 0..seq. A
                 tensor of lengths that is not on the CPU, or code that is compiled or mapped, is trusted: reading values
-                waits for the device. An x of another precision than the parameters is torch's RuntimeError.
+                waits for the device. An x of another precision than the parameters is torch's RuntimeError in most
+                mixers; others compute in the wider one.
         """
         return self.stream(x, None, lengths)[0]
 

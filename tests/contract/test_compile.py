@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -26,7 +26,9 @@ from tests.cases import (
 )
 from tests.tolerances import assert_close
 from zoo import Backbone, create_mixer, list_mixers
+from zoo.blocks import Autoencoder
 from zoo.coefficient import recording
+from zoo.contract import SequenceMixer
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # the checker cannot be traced
 
@@ -123,6 +125,24 @@ def test_an_exported_program_takes_sequences_of_any_length(name: str, generator:
         for seq_len in (2, 63, 1000):
             x = draw(2, seq_len, D_MODEL, generator=generator).float()
             assert_close(program.module()(x), mixer(x))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: create_mixer("diagonal_ssm", D_MODEL),
+        lambda: create_mixer("mamba3", D_MODEL),
+        lambda: create_mixer("attention", D_MODEL, sink="constant"),
+        lambda: Autoencoder(create_mixer("lstm", D_MODEL), decode_from=5),
+    ],
+)
+def test_an_exported_program_takes_batches_of_any_size(
+    build: Callable[[], SequenceMixer], generator: torch.Generator
+) -> None:
+    mixer, batch = build().eval(), Dim("batch", min=2, max=100)
+    x, lengths = draw(5, 9, D_MODEL, generator=generator).float(), torch.tensor([9, 5, 3, 9, 0])
+    program = torch.export.export(mixer, (x[:3], lengths[:3]), dynamic_shapes=({0: batch}, {0: batch}))
+    assert_close(program.module()(x, lengths), mixer(x, lengths))
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")

@@ -197,4 +197,4 @@ class Mamba3(SequenceMixer):
 
 def _at(t: Tensor, lengths: Tensor) -> Tensor:
     """Return the entry of (batch, heads, seq, ...) at each row's own position."""
-    return t[torch.arange(len(t), device=t.device), :, lengths]
+    return t[torch.arange(t.shape[0], device=t.device), :, lengths]

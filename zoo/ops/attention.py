@@ -66,7 +66,7 @@ def attend(
     q, k, v = (F.pad(t, (0, width - t.shape[3])) if t.shape[3] < width else t for t in (q, k, v))
     if sink is not None:
         channel = (torch.arange(width, device=q.device) == d_head).to(q.dtype)
-        q = q + (sink.expand(len(q), -1, seq_len).unsqueeze(3) * d_head**0.5).to(q.dtype) * channel
+        q = q + (sink.expand(q.shape[0], -1, seq_len).unsqueeze(3) * d_head**0.5).to(q.dtype) * channel
         k = torch.cat((channel.expand(*k.shape[:2], 1, width), k), dim=2)
         v = F.pad(v, (0, 0, 1, 0))
     grouped = bool(k.shape[1] != q.shape[1])

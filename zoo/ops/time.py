@@ -65,7 +65,7 @@ def state_after(
     if lengths is None:
         return states[:, -1]
     reached = torch.cat((first.unsqueeze(1), states), dim=1)
-    return reached[torch.arange(len(states), device=states.device), lengths]
+    return reached[torch.arange(states.shape[0], device=states.device), lengths]
 
 
 def right_align(
