@@ -21,7 +21,7 @@ from zoo.ops.experts import Load, count_load, grouped_linear, route, route_by_si
 from zoo.ops.precision import Device, DType
 from zoo.ops.time import Lengths, as_lengths, reverse, valid_positions
 from zoo.ops.transforms import readable
-from zoo.validate import require_choice, require_positive
+from zoo.validate import require_choice, require_positive, require_positive_number
 
 CANON_WIDTH = 4
 
@@ -44,6 +44,7 @@ class RMSNorm(nn.Module):
 
     def __init__(self, d_model: int, eps: float = 1e-5, n_groups: int = 1) -> None:
         super().__init__()
+        require_positive_number(norm_eps=eps)
         self.eps, self.n_groups = eps, n_groups
         self.weight = nn.Parameter(torch.empty(d_model))
         self.reset_parameters()
@@ -68,6 +69,7 @@ class LayerNorm(nn.Module):
 
     def __init__(self, d_model: int, eps: float = 1e-5) -> None:
         super().__init__()
+        require_positive_number(norm_eps=eps)
         self.eps = eps
         self.weight, self.bias = (nn.Parameter(torch.empty(d_model)) for _ in range(2))
         self.reset_parameters()

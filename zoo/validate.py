@@ -19,6 +19,13 @@ def require_positive(**sizes: int | None) -> None:
             raise ValueError(f"{name} must be a positive integer, got {size!r}")
 
 
+def require_positive_number(**values: float) -> None:
+    """Raise ValueError naming the first value that is not a positive and finite number."""
+    for name, value in values.items():
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ValueError(f"{name} must be a positive, finite number, got {value!r}")
+
+
 def require_seed(seed: int) -> None:
     """Raise ValueError for a seed that torch's generators do not take."""
     if not 0 <= seed < 2**63:

@@ -664,6 +664,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("selective_ssm head_hybrid", {"dt_min": 0.0}, "dt_min=0.0"),
     ("selective_ssm", {"norm_eps": 0.0}, "norm_eps 0.0"),
     ("selective_ssm", {"norm_eps": math.inf}, "norm_eps inf"),
+    *(("gated_attention delta_product kda ssd", {"norm_eps": e}, f"norm_eps {e}") for e in (0.0, -1.0, NAN, "1e-5")),
     ("ssd", {"d_head": 3}, "d_inner=16 d_head=3"),
     ("ssd", {"d_head": 4, "n_groups": 3}, "n_heads=4 n_groups=3"),
     ("ssd", {"norm_groups": 3}, "d_inner=16 norm_groups=3"),

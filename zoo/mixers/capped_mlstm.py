@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from zoo.ops.attention import gated_rank
 from zoo.ops.mlstm import mlstm
 from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.time import valid_positions
-from zoo.validate import head_width, require_positive
+from zoo.validate import head_width, require_positive, require_positive_number
 
 
 class CappedMLSTMState(NamedTuple):
@@ -79,9 +78,7 @@ class CappedMLSTM(SequenceMixer):
     ) -> None:
         super().__init__(d_model)
         require_positive(n_heads=n_heads, d_head=d_head, d_key=d_key)
-        for name, value in (("gate_cap", gate_cap), ("norm_eps", norm_eps)):
-            if not 0 < value < math.inf:
-                raise ValueError(f"{name} must be positive and finite, got {value}")
+        require_positive_number(gate_cap=gate_cap, norm_eps=norm_eps)
         self.n_heads, self.d_head = n_heads, head_width(d_model, n_heads, d_head)
         if self.d_head < 2:
             raise ValueError(f"heads are normed, which needs two channels each: n_heads={n_heads}, d_model={d_model}")
