@@ -125,6 +125,8 @@ class Backbone(Pretrained):
                 raise ValueError(unknown("option of a block", name, BLOCK_OPTIONS))
         if logit_cap is not None and not 0 < logit_cap < math.inf:
             raise ValueError(f"logit_cap must be positive and finite, got {logit_cap}")
+        if not math.isfinite(embedding_scale):
+            raise ValueError(f"embedding_scale must be finite, got {embedding_scale}")
         self.embedding_scale, self.logit_cap = embedding_scale, logit_cap
         parts = {"decode_from": decode_from, "shared": shared, "shared_cache": shared_cache}
         parts = [name for name, given in parts.items() if given not in (None, 0)]
@@ -151,6 +153,8 @@ class Backbone(Pretrained):
         options = dict(mixer)
         if "name" not in options:
             raise ValueError(f"mixer needs a name, got {options}")
+        for name in options.keys() & {"d_model", "n_layers"}:
+            raise ValueError(f"{name} is an option of Backbone: give it there, not in mixer")
         _check_shared(shared)
         heads = dict(shared_cache or {})
         upper = heads.pop("upper", 0)

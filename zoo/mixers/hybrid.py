@@ -79,12 +79,18 @@ class Hybrid(SequenceMixer):
         Raises:
             ValueError: see the class.
         """
+        if isinstance(pattern, str) or not all(isinstance(entry, str | Mapping) for entry in pattern):
+            raise ValueError(
+                f"pattern must be a list of names or of mappings {{'name': ..., **options}}, got {pattern!r}"
+            )
         entries = [{"name": entry} if isinstance(entry, str) else dict(entry) for entry in pattern]
         if not entries:
             raise ValueError("pattern must name at least one mixer")
         for entry in entries:
             if "name" not in entry:
                 raise ValueError(f"an entry of the pattern needs a name, got {entry}")
+            if "d_model" in entry:
+                raise ValueError(f"d_model of a member is that of the hybrid: leave it out of {entry}")
             entry["name"] = MIXERS.check(entry["name"])
         members = {label(entry["name"]): entry["name"] for entry in entries}
         for entry in entries:
