@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.run.files import DONE, ENVIRONMENT, INDEX
+from lab.run.files import DONE, ENVIRONMENT, INDEX, METRICS
 from lab.run.metrics import Metrics, number_at
 from lab.run.record import LEAK, read_fields, read_rungs
 from lab.run.score import score_of, score_text, window_text
@@ -109,7 +109,7 @@ class Sweep:
         """Check everything that can be refused, before anything runs or is written.
 
         Raises:
-            UsageError: see `expand`; a folder that holds a run of another configuration.
+            UsageError: see `expand`; a folder that holds a run of another configuration; a trial past a rung.
         """
         folder = request.run_dir.expanduser().resolve() / experiment.name / (experiment.setting or "")
         for key in experiment.tune:
@@ -135,7 +135,30 @@ class Sweep:
             for key in dict.fromkeys(key for each in options for key in each)
             if key not in experiment.flags or len({json.dumps(each.get(key)) for each in options}) > 1
         ]
-        return cls(experiment, request, folder, grid, varying)
+        sweep = cls(experiment, request, folder, grid, varying)
+        if not request.overwrite:
+            sweep._check_rungs()
+        return sweep
+
+    def _check_rungs(self) -> None:
+        """Check that each trial has a score at every rung that it has passed, so that all are compared there.
+
+        Raises:
+            UsageError: a trial has none, because an earlier sweep had other rungs; names the first.
+        """
+        for point in self.grid.points:
+            for trial, seed in itertools.product(point.trials, point.tune_seeds):
+                folder = trial.folder(seed).path
+                # A trial that diverged may not have come so far; one that ended early has its last score at every rung.
+                noted = {each["stop_at"]: "diverged" not in each for each in read_rungs(folder)}
+                ended = read_fields(folder / METRICS)
+                shares = [share for share, reached in noted.items() if reached and isinstance(share, float)]
+                last = END if ended and not ended.get("stopped_early") else max(shares, default=0.0)
+                if missed := [rung for rung in self.rungs if rung < last and rung not in noted]:
+                    raise UsageError(
+                        f"{folder} has no score at {missed[0]:g} of its steps, where trials are compared, and is at "
+                        f"{last:g} already: give the --rungs that it was begun with, another --name, or --overwrite"
+                    )
 
     # Carrying out
 

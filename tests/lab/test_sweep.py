@@ -572,6 +572,27 @@ def test_a_learning_rate_is_picked_by_validation_and_the_others_are_never_tested
     assert [run["seconds"] for run in runs_of(tmp_path / "tuned") if run["kind"] == "trial"] == [FOUND["seconds"]] * 2
 
 
+def test_trials_that_cannot_be_compared_at_the_rungs_of_more_of_them_are_refused_and_kept(
+    tmp_path: Path, stand_in: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judged = {0.001: 0.4, 0.002: 0.8, 0.004: 0.5, 0.008: 0.4}
+
+    def found(job: Job) -> str:
+        scores_ = {"accuracy": judged[rate(job)], "loss": 1.0}
+        return json.dumps(FOUND | dict(job.expected) | {"val": scores_, "test": scores_, "chance": 0.125})
+
+    stand_in(found)
+    argv = ["--mixer", "gru", "--name", "tuned", "--tune"]
+    assert go(tmp_path, *argv, "lr=1e-3,2e-3") == 0  # one rung, at 0.5
+    index = (tmp_path / "tuned" / "sweep.json").read_bytes()
+    assert go(tmp_path, *argv, "lr=1e-3,2e-3,4e-3,8e-3") == 2  # two, at 0.25 and 0.5
+    assert "has no score at 0.25 of its steps, where trials are compared, and is at " in error_line(capsys, "sweep.py")
+    assert (tmp_path / "tuned" / "sweep.json").read_bytes() == index
+    assert go(tmp_path, *argv, "lr=1e-3,2e-3,4e-3,8e-3", "--rungs", "1/2") == 0
+    assert [run["options"]["lr"] for run in runs_of(tmp_path / "tuned") if run["kind"] == "run"] == [0.002]
+    assert (tmp_path / "tuned" / runs_of(tmp_path / "tuned")[-1]["folder"] / "starts").read_text() == "xx"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_tuned_sweep_that_is_killed_ends_as_one_that_was_not(tmp_path: Path) -> None:
