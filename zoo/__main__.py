@@ -284,7 +284,10 @@ def _mixers(arguments: argparse.Namespace) -> int:
     print(f"{inspect.getdoc(MIXERS[name])}\n")
     found = [option for option in options(name) if option.name != "d_model"]
     print("options:" if found else "no options")
-    for line in listing({option.name: f"{option.kind}, {option.default!r} unless given" for option in found}):
+    usual = {
+        o.name: "required" if o.default is inspect.Parameter.empty else f"{o.default!r} unless given" for o in found
+    }
+    for line in listing({option.name: f"{option.kind}, {usual[option.name]}" for option in found}):
         print(line)
     return 0
 

@@ -104,7 +104,7 @@ def test_the_help_names_the_defaults(
         assert said == " ".join(map(str, default if isinstance(default, tuple) else [default])), flag
 
 
-def test_mixers_lists_all_and_shows_the_options_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mixers_lists_all_and_shows_the_options_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def shown(*argv: str) -> str:
         assert command.main(["mixers", *argv]) == 0
         return capsys.readouterr().out
@@ -113,6 +113,10 @@ def test_mixers_lists_all_and_shows_the_options_of_one(capsys: pytest.CaptureFix
     assert re.search(r"^  gates +.*'channel' unless given$", shown("gdn2"), re.MULTILINE)
     assert shown("selective_ssm") == shown("mamba")
     assert "(or mamba)" in shown("mamba")
+    (tmp_path / "own.py").write_text(
+        "from torch import nn\nclass Own(nn.Module):\n    def __init__(self, d_model, size: int): ..."
+    )
+    assert shown(f"{tmp_path}/own.py:Own").endswith("  size  int, required\n")
 
 
 @pytest.mark.usefixtures("unpainted")
