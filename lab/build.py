@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 from collections.abc import Callable, Mapping
@@ -9,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from tasks.registry import TASKS, create_task, list_tasks
+from zoo.errors import UsageError
 
 if TYPE_CHECKING:
     from tasks.base import Task
@@ -42,7 +44,12 @@ def find_leak(model: Backbone, seq_len: int) -> str:
     Args:
         model: the model that is to be trained.
         seq_len: positions of its task.
+
+    Raises:
+        UsageError: outputs that are not finite, which no comparison tells anything about.
     """
+    import torch
+
     from zoo.check import check
     from zoo.check.calls import LONGEST
     from zoo.contract import SequenceMixer
@@ -51,11 +58,18 @@ def find_leak(model: Backbone, seq_len: int) -> str:
         if not isinstance(mixer, SequenceMixer) or is_ours(type(mixer)):
             continue
         name = type(mixer).__name__
+        n = max(8, min(LONGEST, seq_len))
         try:
-            report = check(mixer, d_model=mixer.d_model, only=["causality"], seq_len=max(8, min(LONGEST, seq_len)))
+            report = check(mixer, d_model=mixer.d_model, only=["causality"], seq_len=n)
         except ValueError as error:
             return f"{name} cannot be checked for causality: {error}"
         for finding in report.failed:
+            x = torch.randn(2, n, mixer.d_model, generator=torch.Generator().manual_seed(0))
+            with torch.no_grad():
+                if not copy.deepcopy(mixer).eval()(x).isfinite().all():
+                    raise UsageError(
+                        f"{name} is not finite: it maps finite inputs to nan or infinity before any training"
+                    )
             return f"{name} reads later positions: {finding.detail.partition('; expected')[0]}"
     return ""
 

@@ -157,7 +157,7 @@ class Sweep:
                 if missed := [rung for rung in self.rungs if rung < last and rung not in noted]:
                     raise UsageError(
                         f"{folder} has no score at {missed[0]:g} of its steps, where trials are compared, and is at "
-                        f"{last:g} already: give the --rungs that it was begun with, another --name, or --overwrite"
+                        f"{last:g} already: give the --rungs and seeds as before, another --name, or --overwrite"
                     )
 
     # Carrying out

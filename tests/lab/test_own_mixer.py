@@ -185,3 +185,13 @@ def test_a_leak_at_the_tasks_own_length_is_seen(at: int, seen: bool, tmp_path: P
     mixer = {"name": f"{tmp_path}/mine.py:Peeking", "at": at}
     leak = find_leak(zoo.Backbone(mixer, n_layers=1, d_model=8, vocab_size=8, n_outputs=8), 96)
     assert ("reads later positions" in leak) == seen
+
+
+def test_a_mixer_whose_outputs_are_not_finite_is_refused_and_not_said_to_look_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(PLAIN + "\nclass Log(Squashed):\n    def forward(self, x): return x.log()")
+    assert train.main(["--mixer", "mine.py:Log", *SHORT, "--run_dir", str(tmp_path / "runs")]) == 2
+    assert "Log is not finite: it maps finite inputs to nan or infinity" in error_line(capsys)
+    assert not [file for file in (tmp_path / "runs").rglob("*") if file.name == "config.yaml"]
