@@ -144,6 +144,8 @@ def _arrays(file: Path) -> dict[str, dict[str, np.ndarray]]:
 
 def _tables(path: Path, asked: tuple[str, str]) -> dict[str, dict[str, np.ndarray]]:
     """Return the columns of a file or a folder by split: columns of numbers, and the two in `asked`."""
+    if path.is_file() and not path.stat().st_size:
+        raise ValueError("cannot be read: the file is empty")
     with TemporaryDirectory() as scratch:
         with named("cannot be read"):
             if any((path / name).is_file() for name in ("state.json", "dataset_dict.json")):

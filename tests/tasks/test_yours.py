@@ -364,12 +364,13 @@ def test_an_npz_that_claims_more_than_it_has_is_refused(tmp_path: Path) -> None:
         ("broken.parquet", "cannot be read"),
         ("broken.arrow", "cannot be read"),
         ("broken.jsonl", "cannot be read"),
+        ("empty.jsonl", "cannot be read: the file is empty"),
         ("", "cannot be read"),  # an empty folder
     ],
 )
 def test_files_that_hold_no_data_are_refused(name: str, said: str, tmp_path: Path) -> None:
     if name and not name.startswith("absent"):
-        (tmp_path / name).write_text("words")
+        (tmp_path / name).write_text("" if name.startswith("empty") else "words")
     with pytest.raises(ValueError, match=in_one_line(said)):
         tasks.create_task(str(tmp_path / name))
 
