@@ -51,6 +51,7 @@ class Run:
         window: window of learning rates from which `sweep.py --tune` picked this run's (`lab.sweep.tuning.Window`).
         commit: commit of the code; empty outside a repository.
         leak: how the model reads later positions; empty if it does not.
+        data: fingerprint of the task's data (`tasks.Task.fingerprint`); None if it was not noted.
     """
 
     folder: Path
@@ -62,6 +63,7 @@ class Run:
     window: Mapping[str, Any] | None = None
     commit: str = ""
     leak: str = ""
+    data: Mapping[str, Any] | None = None
 
     @property
     def task(self) -> str:
@@ -114,13 +116,12 @@ def read_run(folder: Path, entry: Mapping[str, Any]) -> Run:
     if not environment and (folder / ENVIRONMENT).exists():
         raise ValueError(f"{ENVIRONMENT} is damaged, so nobody knows whether the model looks ahead")
     commit, leak = (str(environment.get(key) or "") for key in ("git", LEAK))
-    trial = entry.get("kind") == "trial"
+    trial, data = entry.get("kind") == "trial", environment.get("data")
     if metrics is not None:
-        return Run(
-            folder, config, metrics, state_of(metrics), trial, window=entry.get("window"), commit=commit, leak=leak
-        )
+        state, window = state_of(metrics), entry.get("window")
+        return Run(folder, config, metrics, state, trial, window=window, commit=commit, leak=leak, data=data)
     message = str(entry.get("message") or "") if entry.get("state") == "failed" else ""
-    run = Run(folder, config, {}, "unfinished", trial, message, commit=commit, leak=leak)
+    run = Run(folder, config, {}, "unfinished", trial, message, commit=commit, leak=leak, data=data)
     planned = {name: entry[name] for name in ("params", "state_bytes") if isinstance(entry.get(name), int)}
     run.metrics.update(planned)
     for split in ("train", "val"):

@@ -201,7 +201,8 @@ def group_runs(runs: Iterable[Run], any_budget: bool = False) -> list[Group]:
 
     Configurations that differ in anything but the seed (and where the run is kept) stay apart, whatever their folders
     are called. If two runs have one configuration and seed, the finished one counts, or else the first; one line in the
-    log names the other, and counts those of its task.
+    log names the other, and counts those of its task. Another line names two runs of a task that read different data,
+    as of your own function before and after a change.
 
     Args:
         runs: the runs.
@@ -232,6 +233,9 @@ def _group(title: str, runs: Sequence[Run], any_budget: bool) -> Group:
         others = f", and {len(twins) - 1} more runs likewise" if twins[1:] else ""
         logger.warning("left out %s%s", twins[0], others)
     configurations = [tuple(by_seed[seed] for seed in sorted(by_seed)) for by_seed in found.values()]
+    noted = [run for members in configurations for run in members if run.data is not None]
+    if others := [run for run in noted if run.data != noted[0].data]:
+        logger.warning("not comparable: %s read other data of %s than %s", others[0].folder, title, noted[0].folder)
     score = score_of((run.metrics for run in runs), "test", "val")
     of_mixer: dict[str, list[Mapping[str, Any]]] = {}
     for first, *_ in configurations:

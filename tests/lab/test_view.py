@@ -267,6 +267,16 @@ def test_the_same_run_twice_counts_once(logged: list[str]) -> None:
     assert "left out" in logged[0]
 
 
+def test_runs_that_read_different_data_under_one_name_are_named(tmp_path: Path, logged: list[str]) -> None:
+    for seed, labels in enumerate(("a", "a", "b")):
+        folder = write_run(tmp_path, seed=seed)
+        (folder / "environment.json").write_text(json.dumps({"data": {"labels": labels}}))
+        (folder / "metrics.json").write_text(json.dumps({"params": 1, "test": {"accuracy": 0.5}}))
+        only(read_runs(tmp_path))
+        assert len(logged) == (seed == 2)
+    assert logged[0].startswith(f"not comparable: {folder} read other data of mqar than ")
+
+
 def test_unfinished_runs_are_marked_and_never_best(tmp_path: Path) -> None:
     write_run(tmp_path, "mqar/attention", 0, 0.3)
     write_run(tmp_path, "mqar/attention", 1, None, steps=1)
