@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lab.build import declared, find_leak, model_options, task_options
+from lab.build import build_task, declared, find_leak, model_options, task_options
 from lab.config import PROGRAM, Command, parse
 from lab.config.layers import SWITCHES
 from lab.hparams import compared_options, compared_results
@@ -125,6 +125,8 @@ def _run(command: Command) -> Metrics:
         folder.check_config(command.config)
         is_own = command.ckpt_path is None or folder.holds(command.ckpt_path)
         trained = folder.metrics() if is_own else None
+        if trained is not None or stop_at is not None:  # else `Session` looks
+            folder.check_data(_fingerprint(command))
         if (known := _known_result(command, folder, trained)) is not None:
             return show(known, folder.path)
     with folder.lock() if is_first_process() else nullcontext():
@@ -193,6 +195,14 @@ def train(mixer: str | Mapping[str, Any] = "hybrid", task: str | Mapping[str, An
     command = parse(flags)
     run(command)
     return read_run(RunFolder.of(command).path, {})
+
+
+def _fingerprint(command: Command) -> Mapping[str, Any]:
+    """Return the fingerprint of the data that the command reads."""
+    try:
+        return build_task(command.config).fingerprint()
+    except (ValueError, TypeError) as error:
+        raise UsageError(error) from error
 
 
 def _known_result(command: Command, folder: RunFolder, trained: Metrics | None) -> Metrics | None:

@@ -52,8 +52,9 @@ The window of a tuned learning rate (docs/tuning.md) is the octaves over which t
 the best (an error: the part of 1 that is explained; bits: at most 1/0.9 of the best), each rate compared at the last
 rung that it reached; "≥" if it reaches an end of the grid, or a rate at whose last rung none did better than a guess.
 
-An option that a mixer lacks is left out for it. The same command continues. Exit status: 0 when every
-run is done, 1 when some failed, 2 for a command that is not valid, 130 when interrupted.
+An option of the grid that a mixer lacks is left out for it; one that is tuned all mixers must have. The same command
+continues. Exit status: 0 when every run is done, 1 when some failed, 2 for a command that is not valid, 130 when
+interrupted.
 
 examples:
   sweep.py --mixer attention,hybrid --mixer.n_heads 1,2,4 --task mqar --seed 0-4 --trainer.max_steps 500

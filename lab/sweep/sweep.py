@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lab.build import build_task
 from lab.run.files import DONE, ENVIRONMENT, INDEX, METRICS
 from lab.run.metrics import Metrics, number_at
 from lab.run.record import LEAK, read_fields, read_rungs
@@ -109,7 +110,8 @@ class Sweep:
         """Check everything that can be refused, before anything runs or is written.
 
         Raises:
-            UsageError: see `expand`; a folder that holds a run of another configuration; a trial past a rung.
+            UsageError: see `expand`; a folder that holds a run of another configuration or of other data; a trial
+                past a rung.
         """
         folder = request.run_dir.expanduser().resolve() / experiment.name / (experiment.setting or "")
         for key in experiment.tune:
@@ -124,10 +126,14 @@ class Sweep:
             if experiment.tune_seeds and (judged := {*point.seeds} & {*point.tune_seeds}):
                 raise UsageError(f"--tune_seeds: {min(judged)} is a seed of the runs; tune on seeds of their own")
         for point in grid.points if not request.overwrite else ():
-            for each, seed in itertools.product(
-                point.trials or [point.configuration], {*point.seeds, *point.tune_seeds}
-            ):
-                each.folder(seed).check_config(each.command.config | {"seed": seed})
+            for each in point.trials or [point.configuration]:
+                folders = {seed: each.folder(seed) for seed in (*point.seeds, *point.tune_seeds)}
+                for seed, begun in folders.items():
+                    begun.check_config(each.command.config | {"seed": seed})
+                if there := [begun for begun in folders.values() if (begun.path / ENVIRONMENT).is_file()]:
+                    fingerprint = build_task(each.command.config).fingerprint()
+                    for begun in there:
+                        begun.check_data(fingerprint)
         options = [configuration.options for configuration, _ in grid]
         # An option that is matched is shown even if it comes out alike for all.
         varying = [

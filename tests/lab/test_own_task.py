@@ -54,8 +54,10 @@ def test_a_run_of_ones_own_task(
     assert "resumed from step 4" in capsys.readouterr().out
     assert results(folder) == first
 
-    (folder / "metrics.json").unlink()
     make(tmp_path, name, late=1)
+    assert train.main(argv) == 2
+    assert "was begun with other data" in error_line(capsys)
+    (folder / "metrics.json").unlink()
     assert train.main(argv) == 2
     assert "was begun with other data" in error_line(capsys)
     shutil.move(tmp_path / name, tmp_path / f"moved_{name}")
@@ -73,7 +75,9 @@ def test_a_function_that_cannot_be_a_task_is_one_line(tmp_path: Path, capsys: py
 
 
 @pytest.mark.slow
-def test_a_sweep_over_ones_own_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_over_ones_own_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
@@ -82,3 +86,6 @@ def test_a_sweep_over_ones_own_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     runs = read_runs(tmp_path / "runs")
     assert [run.task for run in runs] == ["own", "own"]
     assert {run.config["task"]["name"] for run in runs} == {str(tmp_path / each / "own.npz") for each in "ab"}
+    make(tmp_path / "b", "own.npz", late=1)
+    assert sweep(RUNS.command(tmp_path / "runs", "--task", "a/own.npz,b/own.npz")) == 2
+    assert "was begun with other data" in error_line(capsys, "sweep.py")
