@@ -98,8 +98,10 @@ class Pretrained(Configured):
             **options: for the mixin: revision, cache_dir, force_download, local_files_only, token.
 
         Raises:
-            ValueError: no such folder or repository, no model.safetensors in it, or as `read`.
+            ValueError: a file, no such folder or repository, no model.safetensors in it, or as `read`.
         """
+        if Path(source).is_file():
+            raise ValueError(f"{source} is a file, and from_pretrained reads folders: zoo.load reads it")
         repository = _repository()
         try:
             found = repository.from_pretrained(source, allow=[*allow, class_path(cls)], **options).module

@@ -95,6 +95,8 @@ def test_a_folder_gives_the_class_that_is_asked_for(tmp_path: Path, hub: Hub) ->
     assert_same(Own.from_pretrained(tmp_path / "own"), own)
     with pytest.raises(ValueError, match=r"names .*:Own, which is not registered here: .* give allow=\['.*:Own'\]"):
         zoo.Backbone.from_pretrained(tmp_path / "own")
+    with pytest.raises(ValueError, match=r"is a file, and from_pretrained reads folders: zoo\.load reads it"):
+        zoo.Backbone.from_pretrained(tmp_path / "own" / "model.safetensors")
     assert_same(zoo.load(tmp_path / "own/model.safetensors", allow=[f"{__name__}:Own"]), own)
     plain = zoo.Backbone(**BACKBONE)
     plain.save_pretrained(tmp_path / "plain")
