@@ -11,6 +11,7 @@ from typing import Any
 from lab.config import REGISTRIES, read_flags
 from lab.plain import digest
 from lab.sweep.experiment import Experiment, read_experiment, seeds_of, usual_flag, values_of
+from lab.sweep.grid import NOT_SWEPT
 from lab.sweep.matching import target
 from lab.sweep.tuning import rungs_of
 from zoo.errors import UsageError, unknown
@@ -96,6 +97,8 @@ class Request:
                 return None
             if flag in SWITCHES:
                 setattr(request, flag, True)
+            elif value is None and flag in NOT_SWEPT:
+                raise UsageError(f"--{flag} cannot be swept; give it to train.py")
             elif value is None:
                 raise UsageError(f"--{flag} needs a value; see sweep.py --help")
             else:

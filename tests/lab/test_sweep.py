@@ -271,6 +271,7 @@ def test_an_experiments_file(tmp_path: Path) -> None:
         (None, "nowhere.yaml", "nowhere.yaml: cannot be read"),
         (None, "attention", "attention is no experiment's file; give --mixer attention"),
         (None, "--mixer", "--mixer needs a value"),
+        (None, "--mixer lstm --no_test", "--no_test cannot be swept"),
         (None, "--mixer ,", "--mixer has no values"),
         (
             None,
