@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -65,6 +65,21 @@ def reset_submodules(module: nn.Module) -> None:
     """Call `reset_parameters` of all submodules that have it, in the order in which they were added."""
     for child in module.children():
         getattr(child, "reset_parameters", functools.partial(reset_submodules, child))()
+
+
+def read_weight(linear: nn.Linear) -> Tensor:
+    """Return the weight of a linear map that is applied elsewhere, within a kernel or transposed.
+
+    Raises:
+        TypeError: a class with a forward of its own, such as a LoRA adapter, of which the weight is only a part.
+    """
+    if type(linear).forward is not nn.Linear.forward:
+        kind = f"{type(linear).__module__}.{type(linear).__name__}"
+        raise TypeError(
+            f"this mixer reads the weight of a linear map and does not call it, so that {kind} would have no effect: "
+            "merge it into the weight, or adapt the other linear maps"
+        )
+    return linear.weight
 
 
 def no_weight_decay(module: nn.Module) -> set[str]:

@@ -341,6 +341,27 @@ def test_defaults_give_every_parameter_a_gradient_from_the_start(case: Case, gen
     assert [name for name, p in mixer.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
+class Adapted(nn.Linear):
+    """A linear map with a term of its own, as a LoRA adapter has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x.sum(-1, keepdim=True)
+
+
+@cases(variants=False)
+def test_an_adapter_of_a_linear_map_acts_or_is_refused(case: Case, generator: torch.Generator) -> None:
+    mixer, x = case.create(generator), draw(2, 9, D_MODEL, generator=generator)
+    without, apart = mixer(x), listed(mixer, "apart")
+    for name, module in mixer.named_modules():
+        if type(module) is nn.Linear and f"{name}.weight" not in apart:
+            adapted = copy.deepcopy(mixer)
+            adapted.get_submodule(name).__class__ = Adapted
+            try:
+                assert not torch.equal(adapted(x), without), name
+            except TypeError as error:
+                assert Adapted.__name__ in str(error), name
+
+
 @cases(variants="slow")
 def test_reset_parameters_leaves_none_out(case: Case, generator: torch.Generator) -> None:
     fresh = create_mixer(case.name, D_MODEL, **case.options)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from zoo.blocks import ShortConv
 from zoo.contract import SequenceMixer
-from zoo.modules import reset_submodules
+from zoo.modules import read_weight, reset_submodules
 from zoo.ops.precision import Device, DType, accumulator, full_precision
 from zoo.ops.time import right_align
 from zoo.ops.toeplitz import long_conv
@@ -79,7 +79,7 @@ class ImplicitFilter(LagFilter):
         features = torch.cat((u, angle.cos(), angle.sin()), dim=1)
         for number, layer in enumerate(cast(list[nn.Linear], self.layers)):
             features = features if number == 0 else torch.sin(_OMEGA * features)
-            features = nn.functional.linear(features, layer.weight.to(wide), layer.bias.to(wide))
+            features = nn.functional.linear(features, read_weight(layer).to(wide), layer.bias.to(wide))
         rate = self.log_rate.to(wide).exp()
         return (features * (2 * rate / self.max_seq_len).sqrt() * torch.exp(-rate * u)).t()
 

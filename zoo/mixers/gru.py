@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.contract import SequenceMixer
+from zoo.modules import read_weight
 from zoo.ops.precision import Device, DType
 from zoo.ops.recurrent import gru
 from zoo.ops.time import valid_positions
@@ -75,5 +76,5 @@ class GRU(SequenceMixer):
 
     def mix(self, x: Tensor, state: GRUState, lengths: Tensor | None) -> tuple[Tensor, GRUState]:
         valid = None if lengths is None else valid_positions(lengths, x.shape[1])
-        h, last = gru(x, self.in_proj.weight, self.recurrent, self.bias, self.recurrent_bias, state.h, valid)
+        h, last = gru(x, read_weight(self.in_proj), self.recurrent, self.bias, self.recurrent_bias, state.h, valid)
         return self.out_proj(h), GRUState(last)

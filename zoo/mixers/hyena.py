@@ -14,7 +14,7 @@ from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
 from zoo.mixers.conv import ConvState, LagFilter
-from zoo.modules import reset_submodules
+from zoo.modules import read_weight, reset_submodules
 from zoo.ops.precision import Device, DType, accumulator
 from zoo.validate import require_positive
 
@@ -52,10 +52,10 @@ class HyenaFilter(LagFilter):
         angle = 2 * math.pi * lag / self.max_seq_len * bands
         features = torch.cat((u, angle.cos(), -angle.sin()), dim=1)
         for layer in cast(list[nn.Linear], self.layers):
-            features = F.linear(features, layer.weight.to(wide), layer.bias.to(wide))
+            features = F.linear(features, read_weight(layer).to(wide), layer.bias.to(wide))
             features = torch.sin(self.frequency.to(wide) * features)
         rate = torch.linspace(_SLOWEST, _FASTEST, self.channels, device=device, dtype=wide)
-        return (features @ self.out_proj.weight.to(wide).t() * torch.exp(-rate * u)).t()
+        return (features @ read_weight(self.out_proj).to(wide).t() * torch.exp(-rate * u)).t()
 
 
 class Hyena(SequenceMixer):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.contract import SequenceMixer
+from zoo.modules import read_weight
 from zoo.ops.precision import Device, DType
 from zoo.ops.recurrent import lstm
 from zoo.ops.time import valid_positions
@@ -82,5 +83,5 @@ class LSTM(SequenceMixer):
 
     def mix(self, x: Tensor, state: LSTMState, lengths: Tensor | None) -> tuple[Tensor, LSTMState]:
         valid = None if lengths is None else valid_positions(lengths, x.shape[1])
-        h, *last = lstm(x, self.in_proj.weight, self.recurrent, self.bias, state.h, state.c, valid)
+        h, *last = lstm(x, read_weight(self.in_proj), self.recurrent, self.bias, state.h, state.c, valid)
         return self.out_proj(h), LSTMState(*last)

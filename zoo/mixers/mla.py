@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from zoo.blocks import RMSNorm
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
+from zoo.modules import read_weight
 from zoo.ops.attention import attend, grow_cache, settle_cache, softmax_freedom
 from zoo.ops.precision import Device, DType
 from zoo.ops.rope import complete_scaling, rotate, turned_channels
@@ -171,5 +172,5 @@ class LatentAttention(SequenceMixer):
 
     def _latent_maps(self, like: Tensor) -> Tensor:
         return rearrange(
-            self.kv_proj.weight, "(head part d) latent -> part head d latent", part=2, head=self.n_heads
+            read_weight(self.kv_proj), "(head part d) latent -> part head d latent", part=2, head=self.n_heads
         ).to(like.dtype)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.contract import SequenceMixer
+from zoo.modules import read_weight
 from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.recurrent import linear_rnn, rnn
 from zoo.ops.time import valid_positions
@@ -83,5 +84,5 @@ class RNN(SequenceMixer):
             h, last = linear_rnn(self.in_proj(x) + self.bias, self.recurrent, state.h, lengths)
         else:
             valid = None if lengths is None else valid_positions(lengths, x.shape[1])
-            h, last = rnn(x, self.in_proj.weight, self.recurrent, self.bias, state.h, valid)
+            h, last = rnn(x, read_weight(self.in_proj), self.recurrent, self.bias, state.h, valid)
         return self.out_proj(h.to(x.dtype)), RNNState(last)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
+from zoo.modules import read_weight
 from zoo.ops.activation import group_norm, silu_gate
 from zoo.ops.conv import previous
 from zoo.ops.precision import Device, DType, accumulator
@@ -129,7 +130,7 @@ class RWKV6(SequenceMixer):
         before, last = previous(x, state.last, lengths)
         step = before - x
         low = rearrange(torch.tanh(self.mix_down(x + step * self.mu)), "b seq (part rank) -> part b seq rank", part=5)
-        up = rearrange(self.mix_up.weight, "d (part rank) -> part d rank", part=5)
+        up = rearrange(read_weight(self.mix_up), "d (part rank) -> part d rank", part=5)
         mix_r, mix_w, mix_k, mix_v, mix_g = einsum(low, up, "part b seq rank, part d rank -> part b seq d") + rearrange(
             self.mix_bias, "part d -> part 1 1 d"
         )
