@@ -66,16 +66,34 @@ def read_yaml(text: str, source: str) -> Any:
     """Read plain data from YAML in which 5e-3 is a number, as it is for flags.
 
     Raises:
-        UsageError: text that is not YAML; names the line.
+        UsageError: text that is not YAML, or gives a mapping one key twice; names the line.
     """
     import yaml
 
     try:
+        _require_single_keys(yaml.compose(text, _yaml()[0]))
         return yaml.load(text, _yaml()[0])
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
         where = f" in line {mark.line + 1}" if mark else ""
         raise UsageError(f"{source}: not valid YAML{where}: {problem}") from None
+
+
+def _require_single_keys(node: Any) -> None:
+    """Raise a YAMLError if a mapping at or below a node has one key twice: a loader would keep the last in silence."""
+    import yaml
+
+    if isinstance(node, yaml.MappingNode):
+        keys: set[str] = set()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in keys:
+                    raise yaml.MarkedYAMLError(problem=f"{key.value} is given twice", problem_mark=key.start_mark)
+                keys.add(key.value)
+            _require_single_keys(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for each in node.value:
+            _require_single_keys(each)
 
 
 def write_yaml(values: Mapping[str, Any]) -> str:

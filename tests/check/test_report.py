@@ -50,6 +50,7 @@ def test_a_report_is_plain_data_and_raises_its_failures() -> None:
         with pytest.raises(ConformanceError, match=r"parameters_trained: .*no gradient for unused") as caught:
             raising.raise_if_failed()
         assert failed.reproduce in str(caught.value)
+    assert check(Unused, d_model=8, only="parameters_trained").failed == report.failed
     assert failed.reproduce == "zoo.check.check(Unused, d_model=8, only=['parameters_trained'])"
     again = eval(failed.reproduce, {"zoo": __import__("zoo.check"), "Unused": Unused})
     assert again.findings == (failed,)

@@ -51,7 +51,7 @@ SHORT = {"gradient_attention", "gradient_closed_gates", "slogan_ssm_attenuates"}
 @functools.cache
 def measured(name: str) -> Verdict:
     """The verdict of a claim, measured once."""
-    (verdict,) = run_claims([name], dataclasses.replace(SMALL, seq_len=128) if name in SHORT else SMALL)
+    (verdict,) = run_claims(name, dataclasses.replace(SMALL, seq_len=128) if name in SHORT else SMALL)
     return verdict
 
 

@@ -43,7 +43,7 @@ def check(
     target: nn.Module | Factory | str,
     *,
     d_model: int,
-    only: Iterable[str] = (),
+    only: str | Iterable[str] = (),
     progress: Callable[[str], None] | None = None,
     **setting: Any,
 ) -> Report:
@@ -52,7 +52,7 @@ def check(
     Args:
         target: a module, a class or function that makes one, or a name; see `zoo.check.Subject`.
         d_model: width of the input.
-        only: names of properties; default all.
+        only: a property's name, or several; default all.
         progress: called with each property's name before it is checked.
         **setting: seq_len, options, device, dtype, adapter, looks_ahead, seed and thorough, arguments of `Subject`.
 
@@ -62,7 +62,7 @@ def check(
     Raises:
         ValueError: sizes, options or a module that cannot be checked; an unknown property.
     """
-    chosen = properties(*only)
+    chosen = properties(*([only] if isinstance(only, str) else only))
     subject = Subject(target, d_model=d_model, **setting)
     findings = []
     for each in chosen:

@@ -67,14 +67,14 @@ def claims_by_paper() -> dict[str, list[str]]:
 
 
 def run_claims(
-    names: Iterable[str] | None = None,
+    names: str | Iterable[str] | None = None,
     settings: Settings | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[Verdict]:
     """Measure claims and judge them.
 
     Args:
-        names: which; default all.
+        names: one or several; default all.
         settings: sizes, default `zoo.theory.claims.claim.QUICK`; FULL is larger, `Settings(seed=1)` another seed.
         progress: called before each claim with its name, how many are done and how many there are, and once at the
             end with an empty name.
@@ -88,7 +88,7 @@ def run_claims(
     from zoo.evidence import Verdict
     from zoo.theory.claims.claim import QUICK
 
-    chosen = list(CLAIMS if names is None else names)
+    chosen = [names] if isinstance(names, str) else list(CLAIMS if names is None else names)
     for name in chosen:
         CLAIMS.check(name)
     verdicts = []
