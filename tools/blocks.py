@@ -130,5 +130,9 @@ def write(page: Path) -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        write(Path(name))
+    pages = sys.argv[1:]
+    for name in pages:
+        if len(pages) == 1:
+            write(Path(name))
+        else:  # each in a process of its own: what forks for a sweep keeps the code of the page's clone
+            subprocess.run([sys.executable, "-m", "tools.blocks", name], check=True)
