@@ -13,7 +13,7 @@ from typing import Any
 from lab.run.metrics import at_lengths, by_facts, number_at
 from lab.run.record import Run
 from lab.run.score import SCORES, mean_and_spread
-from lab.view.rows import Group, Row, label_of
+from lab.view.rows import Group, Row, label_of, numbers_by_size
 from zoo.report import numbers, plots
 from zoo.report.numbers import Number
 
@@ -205,7 +205,7 @@ def _at_lengths(run: Run, row: Row) -> dict[Number, Number]:
 def _lines(group: Group, points: Callable[[Row], Sequence[Mapping[Any, Number]]]) -> tuple[Series, ...]:
     """Return a line for each configuration, from the points {x: y} of each of its seeds."""
     lines = {}
-    for row in sorted(group.rows, key=lambda row: row.label):
+    for row in sorted(group.rows, key=lambda row: numbers_by_size(row.label)):
         seeds = points(row)
         places = sorted({x for seed in seeds for x in seed})
         places = [*places[: -1 : len(places) // _MOST_POINTS + 1], *places[-1:]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -219,7 +220,7 @@ def group_runs(runs: Iterable[Run], any_budget: bool = False) -> list[Group]:
         rivals = [run.options for run in tasks if run.task == first.task]
         telling = {key for key in differing_options(rivals) if key.startswith("task.") and key not in _OF_THE_DATA}
         groups.append(_group(label_of(first.task, first.options, telling), members, any_budget))
-    return sorted(groups, key=lambda group: group.title)
+    return sorted(groups, key=lambda group: numbers_by_size(group.title))
 
 
 def _group(title: str, runs: Sequence[Run], any_budget: bool) -> Group:
@@ -248,7 +249,7 @@ def _group(title: str, runs: Sequence[Run], any_budget: bool) -> Group:
         telling = tellings[first.mixer]
         label = label_of(first.mixer, first.options, telling)
         rows.append(Row(label, first.options, members, score, frozenset(telling)))
-    rows.sort(key=lambda row: (not row.tested, -merit(score, row.center()), row.label))
+    rows.sort(key=lambda row: (not row.tested, -merit(score, row.center()), numbers_by_size(row.label)))
     if not any_budget:
         rows.sort(key=lambda row: (not row.tested, [-amount for amount in row.budget]))
     differing = differing_options([row.options for row in rows]) - named
@@ -281,6 +282,12 @@ def label_of(name: str, options: Mapping[str, Any], telling: Set[str]) -> str:
         short = key.split(".", 1)[1] if key.startswith(("mixer.", "task.", "trainer.")) else key
         parts.append(f"{key if short != key and short in options else short}={value_text(options[key])}")
     return " ".join([name, *parts])
+
+
+def numbers_by_size(label: str) -> list[str | float]:
+    """Return a key that sorts n=8 before n=16, and lr=0.05 before lr=0.1."""
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", label)
+    return [float(part) if odd % 2 else part for odd, part in enumerate(parts)]
 
 
 def value_text(value: Any) -> str:
