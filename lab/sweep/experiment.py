@@ -224,7 +224,7 @@ def seeds_of(source: str, flag: str, value: Any) -> tuple[int, ...]:
     for seed in seeds:
         if type(seed) is not int or seed < 0:
             raise UsageError(f"{flag} must be whole numbers >= 0, such as 100,101 or 100-104, got {seed!r}")
-    return tuple(seeds)
+    return tuple(dict.fromkeys(seeds))
 
 
 def _range(value: Any, flag: str) -> list[Any]:

@@ -153,6 +153,10 @@ def expand(experiment: Experiment, run_dir: Path) -> Grid:
     def declarations_of(cell: Mapping[str, Any], *more: str) -> tuple[dict[str, Option], dict[str, str]]:
         return declared_for(tuple(arguments({key: cell[key] for key in (*_NAMING, *more) if key in cell})))
 
+    def of_size(options: Mapping[str, Any]) -> Configuration:
+        there, _ = declarations_of(options, "mixer.pattern")
+        return Configuration.of(options, run_dir).matched(experiment.match, there, run_dir)
+
     cells = []
     for grid in experiment.grids:
         named = product({key: grid[key] for key in _NAMING if key in grid})
@@ -177,9 +181,13 @@ def expand(experiment: Experiment, run_dir: Path) -> Grid:
                 options[key] = value
         text = json.dumps(options, sort_keys=True)
         if text not in by_options:
-            by_options[text] = Configuration.of(options, run_dir).matched(experiment.match, there, run_dir)
+            by_options[text] = of_size(options)
         configuration = by_options[text]
-        point = points.setdefault(configuration.key, GridPoint(configuration, []))
+        if configuration.key not in points:
+            choices = product(experiment.tune) if experiment.tune else ()
+            trials = {each.key: each for each in (of_size(options | choice) for choice in choices)}
+            points[configuration.key] = GridPoint(configuration, [], trials=[*trials.values()])
+        point = points[configuration.key]
         seed = cell.get("seed", configuration.command.config["seed"])
         if not re.fullmatch(r"\d+", str(seed)):
             raise UsageError(f"seed must be whole numbers >= 0, such as 0,1,2 or 0-4, got {seed!r}")

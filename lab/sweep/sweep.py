@@ -26,7 +26,7 @@ from lab.sweep.board import Board
 from lab.sweep.command import HELP, PROGRAM, Request
 from lab.sweep.engine import NOT_STARTED, Job, Outcome, Stop, check_cluster, run_local, run_ray, slot_environments
 from lab.sweep.experiment import Experiment
-from lab.sweep.grid import Configuration, Grid, GridPoint, arguments, expand, label, product
+from lab.sweep.grid import Configuration, Grid, GridPoint, arguments, expand, label
 from lab.sweep.summary import show_grid, show_summary
 from lab.sweep.tuning import (
     END,
@@ -119,8 +119,6 @@ class Sweep:
                 raise UsageError(f"--tune {key}: {key} has values in the grid already, or is the seed; leave one out")
         grid = expand(experiment, folder)
         for point in grid.points if experiment.tune else ():
-            options = point.configuration.options
-            point.trials = [Configuration.of(options | choice, folder) for choice in product(experiment.tune)]
             point.left = list(point.trials)
             point.tune_seeds = experiment.tune_seeds or point.seeds[:1]
             if experiment.tune_seeds and (judged := {*point.seeds} & {*point.tune_seeds}):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import os
@@ -215,6 +216,16 @@ def test_parameters_and_state_are_matched(mixer: str, wanted: dict[str, float], 
     found = {"params": sum(p.numel() for p in model.parameters()), "state": model.state_bytes(task.spec.seq_len)}
     assert found == {"params": configuration.params, "state": configuration.state_bytes}
     assert all(abs(found[name] / value - 1) < TOLERANCE for name, value in wanted.items())
+
+
+def test_a_trial_is_matched_by_itself_and_stands_once(tmp_path: Path) -> None:
+    tune = {"n_layers": [1, 3], "lr": [1e-3, 1e-2, 0.01]}
+    (point,) = expand(Experiment("x", fixed={"mixer": "gru"}, match={"params": 5e4}, tune=tune), tmp_path).points
+    tried = [(trial.options["n_layers"], trial.options["lr"]) for trial in point.trials]
+    assert tried == [*itertools.product([1, 3], [1e-3, 1e-2])]
+    for trial in point.trials:
+        _, model = build(trial.command.config)
+        assert abs(sum(p.numel() for p in model.parameters()) / 5e4 - 1) < TOLERANCE
 
 
 def test_an_experiments_file(tmp_path: Path) -> None:
@@ -664,11 +675,11 @@ def test_trials_on_seeds_of_their_own_are_judged_by_their_mean_and_are_no_runs(t
         return json.dumps(FOUND | dict(job.expected) | {"val": scores_, "test": scores_, "step": 1, "chance": 0.125})
 
     stand_in(found)
-    argv = shlex.split("--mixer gru --seed 0,1 --tune lr=1e-3,1e-2,1e-1 --tune_seeds 100,101 --name own")
+    argv = shlex.split("--mixer gru --seed 0,1 --tune lr=1e-3,1e-2,1e-1 --tune_seeds 100-101,100 --name own")
     assert go(tmp_path, *argv) == 0
     runs = runs_of(tmp_path / "own")
     assert [(run["seed"], run["options"]["lr"]) for run in runs if run["kind"] == "run"] == [(0, 0.01), (1, 0.01)]
-    assert {run["seed"] for run in runs if run["kind"] == "trial"} == {100, 101}
+    assert sorted(run["seed"] for run in runs if run["kind"] == "trial") == [100] * 3 + [101] * 3
     assert go(tmp_path, *argv, "--seed", "100") == 2
 
 
