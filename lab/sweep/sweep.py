@@ -7,6 +7,7 @@ folder `<run_dir>/<name>[/<setting>]/` holds the runs, as train.py lays them out
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -234,9 +235,9 @@ class Sweep:
 
     # Tuning
 
-    @property
+    @functools.cached_property
     def rungs(self) -> tuple[float, ...]:
-        """The shares of the steps after which the better half of a configuration's trials continues."""
+        """The shares of the steps after which the better half of the planned trials of a configuration continues."""
         return self.experiment.rungs or usual_rungs(max(len(point.trials) for point in self.grid.points))
 
     @property
