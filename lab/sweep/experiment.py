@@ -192,8 +192,8 @@ def usual_flag(name: str) -> str:
 def values_of(source: str, flag: str, value: Any) -> list[Any]:
     """Return the values of a flag, given as a list or as text with commas.
 
-    In both, 0-4 or 0..4 is a range with both ends, and 1e-4..1e-2:5 five values from end to end with equal ratios;
-    without a number two for each decade.
+    In both, 0-4 or 0..4 is a range with both ends, and 1e-4..1e-2:5 five values from end to end with equal ratios,
+    rounded to two digits between the ends; without a number two for each decade.
 
     >>> values_of("", "seed", "0-2,7"), values_of("", "mixer.pattern", "[lstm,attention],[lstm]")
     ([0, 1, 2, 7], [['lstm', 'attention'], ['lstm']])
@@ -237,8 +237,8 @@ def _range(value: Any, flag: str) -> list[Any]:
     try:
         low, high = float(ends[1]), float(ends[2])
         n = int(ends[3]) if ends[3] else 1 + max(1, round(2 * math.log10(high / low)))
-        if low >= high or n < 2:
+        if not 0 < low < high or n < 2:
             raise ValueError
     except (ValueError, ZeroDivisionError):
-        raise UsageError(f"{flag}: expected two ends and perhaps a number, such as 1e-4..1e-2:5, got {value}") from None
-    return [float(f"{low * (high / low) ** (i / (n - 1)):.2g}") for i in range(n)]
+        raise UsageError(f"{flag}: expected ascending ends above 0, such as 1e-4..1e-2:5, got {value}") from None
+    return [low, *(float(f"{low * (high / low) ** (i / (n - 1)):.2g}") for i in range(1, n - 1)), high]

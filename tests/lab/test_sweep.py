@@ -137,6 +137,7 @@ def runs_of(folder: Path) -> list[dict[str, Any]]:
         ("attention,hybrid", ["attention", "hybrid"]),
         ("1e-4,3e-4", [1e-4, 3e-4]),
         (["1e-3..8e-3:4", 1], [1e-3, 2e-3, 4e-3, 8e-3, 1]),
+        ("1.25e-3..5e-3:3,0.999..0.9995:2", [1.25e-3, 2.5e-3, 5e-3, 0.999, 0.9995]),
         ("[{name: lstm, d_inner: 4}, attention],[lstm]", [[{"name": "lstm", "d_inner": 4}, "attention"], ["lstm"]]),
         ("null,true", [None, True]),
         ([1, "2-3"], [1, 2, 3]),
@@ -295,7 +296,8 @@ def test_an_experiments_file(tmp_path: Path) -> None:
         (None, "--mixer lstm --engine ray", "ray is not installed: pip install ray, or "),
         (None, "--engine rya", "unknown engine 'rya' (did you mean 'ray'?)"),
         (None, "--tune lr", "--tune expects a name and values such as lr=1e-4..1e-2"),
-        (None, "--tune lr=1e-2..1e-4", "expected two ends and perhaps a number, such as 1e-4..1e-2:5, got 1e-2..1e-4"),
+        (None, "--tune weight_decay=0..0.1:3", "got 0..0.1:3"),
+        (None, "--tune lr=1e-2..1e-4", "expected ascending ends above 0, such as 1e-4..1e-2:5, got 1e-2..1e-4"),
         (None, "--mixer lstm --rungs 1/2,1/4", "--rungs: expected ascending shares of the steps such as 1/8,1/4,1/2"),
     ],
 )
