@@ -124,7 +124,7 @@ def read_cells(mixers: Sequence[str], tasks: Sequence[str], n_seeds: int | None,
     for task in tasks:
         if task not in known:
             raise UsageError(unknown("task of the leaderboard", task, known))
-    names = [MIXERS.check(name) for each in mixers for name in (MIXERS if each == ALL else [each])]
+    names = list(dict.fromkeys(MIXERS.check(name) for each in mixers for name in (MIXERS if each == ALL else [each])))
     for name in names:  # refused once, not in every cell
         if is_ours(MIXERS[name]):
             continue
@@ -132,7 +132,7 @@ def read_cells(mixers: Sequence[str], tasks: Sequence[str], n_seeds: int | None,
         if leak := find_leak(model, task.spec.seq_len):
             raise UsageError(f"{leak}; the leaderboard compares causal mixers only")
     found = []
-    for task in tasks or known:
+    for task in dict.fromkeys(tasks or known):
         experiment = read_experiment(file, task)
         if n_seeds is not None:
             experiment = experiment.overridden({"seed": list(range(n_seeds))})

@@ -18,9 +18,10 @@ from lab.run.identity import deciding_options
 from lab.sweep.experiment import read_experiment
 from lab.sweep.grid import arguments
 from lab.view import leaderboard
-from lab.view.cells import FILE, in_order, read_cells, task_names
+from lab.view.cells import ALL, FILE, in_order, read_cells, task_names
 from lab.view.leaderboard import PICTURE, SORTABLE, STORED, Leaderboard, groups_of, overview
 from tests.lab.runs import error_line
+from zoo.registry import MIXERS
 from zoo.report.page import as_markdown
 
 
@@ -92,6 +93,11 @@ def test_a_mixer_of_ones_own_counts_by_the_text_of_its_file(tmp_path: Path) -> N
         assert cell.mixer == "mine.Mine"
         digests.append(cell.digest)
     assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_cell_that_is_named_twice_is_run_once() -> None:
+    cells = read_cells(["lstm", ALL, "lstm"], ["mqar", "mqar"], 2)
+    assert sorted(cell.mixer for cell in cells) == sorted(MIXERS)
 
 
 def test_rows_and_columns_fill_evenly_and_empty_cells_come_first() -> None:
