@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +31,12 @@ def test_a_shift_is_the_median_of_the_means_of_pairs() -> None:
     assert intervals.of_shift(range(8)) == (3.5, 1.5, 5.5)  # signed-rank sums up to 4 come about in 7 of 256 ways
     with pytest.raises(ValueError, match="at least 5 differences, got 4"):
         intervals.of_shift([1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("of", [intervals.of_median, intervals.of_shift])
+def test_among_numbers_of_which_one_is_lost_nothing_is_known(of: Callable[[Sequence[float]], Any]) -> None:
+    for order in itertools.permutations([0.1, 0.2, 0.3, 0.4, math.nan]):
+        assert all(map(math.isnan, of(order)))
 
 
 @pytest.mark.slow

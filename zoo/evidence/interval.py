@@ -33,11 +33,15 @@ class Estimate(NamedTuple):
     high: Number
 
 
+_UNKNOWN = Estimate(math.nan, math.nan, math.nan)
+
+
 def of_median(samples: Sequence[Number]) -> Estimate:
     """Return the median, between two of the samples: the k-th smallest and the k-th largest.
 
     Between them lies the median of what the samples are drawn from, of any distribution, with a probability of at least
     15/16: of five samples k = 1 with 0.9375, of ten k = 2 with 0.979. Differences of pairs make it a paired interval.
+    NaN if a sample is.
 
     Raises:
         ValueError: fewer than five samples.
@@ -46,6 +50,8 @@ def of_median(samples: Sequence[Number]) -> Estimate:
     n, ordered = len(samples), sorted(samples)
     if n < FEWEST_SEEDS:
         raise ValueError(f"an interval needs at least {FEWEST_SEEDS} samples, got {n}")
+    if any(map(math.isnan, samples)):  # which have no order
+        return _UNKNOWN
     below = require_extra("scipy.stats").binom.cdf(range(n), n, 0.5)
     k = int((below <= _OUTSIDE * (1 + 1e-9)).sum())
     return Estimate(statistics.median(ordered), ordered[k - 1], ordered[-k])
@@ -56,7 +62,7 @@ def of_shift(differences: Sequence[Number]) -> Estimate:
 
     The shift is the median of the means of all pairs of differences, each with itself too. Its interval ends at two of
     these means: of five differences it covers the shift with 0.9375, if they are symmetric around it. It is narrower
-    than the interval of the median difference, since it uses the size of the differences.
+    than the interval of the median difference, since it uses the size of the differences. NaN if a difference is.
 
     Args:
         differences: one for each seed that both samples have.
@@ -67,6 +73,8 @@ def of_shift(differences: Sequence[Number]) -> Estimate:
     n = len(differences)
     if n < FEWEST_SEEDS:
         raise ValueError(f"an interval needs at least {FEWEST_SEEDS} differences, got {n}")
+    if any(map(math.isnan, differences)):
+        return _UNKNOWN
     means = sorted((a + b) / 2 for a, b in itertools.combinations_with_replacement(differences, 2))
     ways = [1]  # in which a signed-rank sum of 0, 1, 2, ... comes about
     for rank in range(1, n + 1):
@@ -135,7 +143,7 @@ def of_rank_correlation(x: Sequence[Number], y: Sequence[Number]) -> Estimate:
     if n < FEWEST_PAIRS or len(y) != n:
         raise ValueError(f"a rank correlation needs at least {FEWEST_PAIRS} pairs, got {n} and {len(y)} numbers")
     if len(set(x)) == 1 or len(set(y)) == 1:
-        return Estimate(math.nan, math.nan, math.nan)
+        return _UNKNOWN
     value = float(stats.spearmanr(x, y).statistic)
     most = 1 - 3 / (n * (n * n - 1))
     inner = min(max(value, -most), most)
@@ -154,7 +162,7 @@ def of_superiority(upper: Sequence[Number], lower: Sequence[Number]) -> Estimate
     """
     n = min(len(upper), len(lower))
     if n == 0:
-        return Estimate(math.nan, math.nan, math.nan)
+        return _UNKNOWN
     value = sum((u > v) + (u == v) / 2 for u in upper for v in lower) / (len(upper) * len(lower))
     z2 = float(require_extra("scipy.stats").norm.ppf((1 + _CONFIDENCE) / 2)) ** 2
     middle, room = value + z2 / (2 * n), math.sqrt(z2 * (value * (1 - value) / n + z2 / (4 * n * n)))
@@ -179,7 +187,7 @@ def of_variance_ratio(groups: Sequence[Sequence[Number]]) -> Estimate:
         raise ValueError(f"a ratio of variances needs two or more groups of as many numbers, two or more; got {sizes}")
     within = statistics.fmean(statistics.variance(group) for group in groups)
     if within == 0:
-        return Estimate(math.nan, math.nan, math.nan)
+        return _UNKNOWN
     f = n * statistics.variance([statistics.fmean(group) for group in groups]) / within
     ends = require_extra("scipy.stats").f.ppf([(1 + _CONFIDENCE) / 2, (1 - _CONFIDENCE) / 2], a - 1, a * (n - 1))
     value, low, high = (max(0.0, (f / by - 1) / n) for by in (1.0, *map(float, ends)))
