@@ -191,15 +191,16 @@ def quantity(check: Mapping[str, Any], rows: Sequence[Row], where: Mapping[str, 
         case "superiority":
             return superiority(check[verb], chosen, metric)
         case "variance_ratio":
-            groups = group(chosen, check[verb]["over"]).values()
-            return of_variance_ratio([[*samples(each, metric).values()] for each in groups])
+            groups = [[*samples(each, metric).values()] for each in group(chosen, check[verb]["over"]).values()]
+            sizes = {*map(len, groups)}  # of unequal ones some runs are not done
+            return of_variance_ratio(groups) if len(groups) > 1 and len(sizes) == 1 < max(sizes) else math.nan
         case _:
             return math.nan
 
 
 _OF_SEEDS = {
     "diff": lambda a, b: a - b,
-    "ratio": lambda a, b: a / b,
+    "ratio": lambda a, b: a / (b or math.nan),
     "share": lambda a, b, c: (a - b) / (a - c or math.nan),
 }
 
@@ -218,19 +219,14 @@ def correlation(given: Mapping[str, Any], rows: Sequence[Row], metric: str) -> M
 
 def superiority(given: Mapping[str, Any], rows: Sequence[Row], metric: str) -> Estimate:
     """Return the probability that a cell that is learned has the larger x than one that is not."""
-    learned: dict[bool, list[float]] = {True: [], False: []}
-    for cell in group(rows, given["over"]).values():
-        learned[median_of(cell, metric) >= given["learned"]].append(median_of(cell, given["x"]))
-    return of_superiority(learned[True], learned[False])
+    cells = _cells(given, rows, metric)
+    return of_superiority(*([x for x, learned in cells if learned is each] for each in (True, False)))
 
 
 def classified(given: Where, rows: Sequence[Row], metric: str) -> tuple[Estimate, float]:
     """Fit a threshold on x on some cells; return its accuracy on the others, and their commoner outcome's share."""
     chosen = [row for where in given["fit"] for row in select(rows, where)]
-    fitted, tested = (
-        [(median_of(cell, given["x"]), median_of(cell, metric) >= given["learned"]) for cell in cells.values()]
-        for cells in (group(some, given["over"]) for some in (chosen, [row for row in rows if row not in chosen]))
-    )
+    fitted, tested = (_cells(given, some, metric) for some in (chosen, [row for row in rows if row not in chosen]))
     if not fitted or not tested:
         return Estimate(math.nan, math.nan, math.nan), 0.0
     n_learned = sum(learned for _, learned in tested)
@@ -238,9 +234,16 @@ def classified(given: Where, rows: Sequence[Row], metric: str) -> tuple[Estimate
     return of_share(_rightly_told(tested, fitted_limit(fitted)), len(tested)), commoner
 
 
+def _cells(given: Where, rows: Sequence[Row], metric: str) -> list[tuple[float, bool]]:
+    """Return x of each cell, and whether the cell is learned; a cell without x is left out."""
+    cells = group(rows, given["over"]).values()
+    found = [(median_of(cell, given["x"]), median_of(cell, metric) >= given["learned"]) for cell in cells]
+    return [each for each in found if not math.isnan(each[0])]
+
+
 def fitted_limit(cells: Sequence[tuple[float, bool]]) -> float:
     """Return the threshold on x that misclassifies the fewest cells; of several such, the middle one."""
-    logs = sorted(math.log(x) for x, _ in cells)
+    logs = sorted(math.log(x) if x else -math.inf for x, _ in cells)
     between = [(one + other) / 2 for one, other in pairwise(logs)]
     tried = [math.exp(each) for each in (logs[0] - 1, *between, logs[-1] + 1)]
     right = [_rightly_told(cells, at) for at in tried]

@@ -7,7 +7,7 @@ import io
 import math
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, TypeAlias
 
@@ -28,7 +28,12 @@ class UnknownColumnError(UsageError):
     """A column that no run has, such as a probe's whose numbers were not kept."""
 
 
-TAKE = {"min": min, "max": max, "median": median}
+def _known(function: Callable[[Sequence[float]], float]) -> Callable[[Sequence[float]], float]:
+    """Return a function that is NaN if one of its numbers is: these have no order."""
+    return lambda values: math.nan if any(map(math.isnan, values)) else function(values)
+
+
+TAKE = {"min": _known(min), "max": _known(max), "median": _known(median)}
 _COMPARED = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _EXTREMES = {"least": min, "most": max}
 
@@ -142,8 +147,8 @@ def samples(rows: Sequence[Row], metric: str) -> Samples:
 
 
 def median_of(rows: Iterable[Row], metric: str) -> float:
-    """Return the median of a metric over runs; NaN without runs."""
-    return median([number_of(row, metric) for row in rows] or [math.nan])
+    """Return the median of a metric over runs; NaN without runs, or if one has no number."""
+    return TAKE["median"]([number_of(row, metric) for row in rows] or [math.nan])
 
 
 def operand(rows: Sequence[Row], given: Any, where: Where, metric: str) -> Samples | Number:
@@ -158,9 +163,10 @@ def operand(rows: Sequence[Row], given: Any, where: Where, metric: str) -> Sampl
     take = TAKE[reserved["take"]]
     if "over" not in reserved:
         return take([number_of(row, metric) for row in chosen] or [math.nan])
-    least = reserved.get("learned", -math.inf)
-    learned = [cell for cell in group(chosen, reserved["over"]).values() if median_of(cell, "accuracy") >= least]
-    cells = [samples(cell, metric) for cell in learned]
+    found = group(chosen, reserved["over"]).values()
+    if "learned" in reserved:
+        found = [cell for cell in found if median_of(cell, "accuracy") >= reserved["learned"]]
+    cells = [samples(cell, metric) for cell in found]
     return paired(lambda *values: take(values), *cells) if cells else {}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -98,6 +99,7 @@ CELLS = {f"m{n}": {"test/accuracy": 0.95 if n > 4 else 0.2, "x": 10.0**n, "n": n
         ({"sooner": [{"mixer.name": "a"}, {"mixer.name": "b"}]}, TIMES, 0.84, None),  # 20 of 25 pairs, and 2 ties
         ({"take": "min", "over": "mixer.name"}, TWO, 0.3, (0.1, 0.5)),
         ({"take": "median"}, TWO, 0.55, None),
+        ({"take": "max", "over": "mixer.name", "metric": "v"}, SPREAD, 5, (4, 6)),  # of numbers without an accuracy
         ({"take": "max", "over": "mixer.name", "learned": 0.9, "metric": "n"}, CELLS, 9, (9, 9)),
         ({"solved": 0.5}, TWO, 0.6, (0.2624, 0.8784)),  # six of ten, Clopper and Pearson
         ({"spearman": {"x": "x", "y": "n", "over": "mixer.name"}}, CELLS, 1.0, None),
@@ -207,6 +209,43 @@ def test_a_limit_is_fitted_on_some_cells_and_tested_on_the_others(folder: Path) 
     unlearned = classify(["m0", "m1"])  # the limit lies right above these
     assert unlearned.value == unlearned.low == pytest.approx(5 / 8)  # no more than the commoner outcome
     assert fitted_limit([(1e-3, False), (1e-1, True)]) == pytest.approx(1e-2)
+    assert 0 <= fitted_limit([(0.0, False), (1e-3, True), (0.0, False)]) < 1e-3  # a gradient that is gone
+
+
+def test_cells_without_the_number_are_neither_fitted_nor_told_nor_ranked(folder: Path) -> None:
+    cells = CELLS | {f"none{n}": {"test/accuracy": n, "x": "", "n": 0} for n in range(2)}
+    given = {"x": "x", "learned": 0.9, "over": "mixer.name"}
+    classify = given | {"fit": [{"mixer.name": ["m3", "m6", "none0"]}]}
+    for check in ({"superiority": given}, {"classify": classify}):
+        known, found = (judge(spec_of(folder, {"at_least": 0.5} | check), rows_of(**each)) for each in (CELLS, cells))
+        assert known == found
+
+
+@pytest.mark.parametrize("lost", range(5))
+@pytest.mark.parametrize(
+    "check",
+    [
+        {"lead": [{"mixer.name": "a"}, {"mixer.name": "b"}]},
+        {"take": "min", "over": "mixer.name"},
+        {"take": "median"},
+        {"spearman": {"x": "chance", "y": "accuracy", "over": "mixer.name"}},  # needs five cells
+    ],
+)
+def test_a_lost_number_leaves_a_check_undecided_whichever_seed_it_is_of(
+    check: dict[str, Any], lost: int, folder: Path
+) -> None:
+    rows = rows_of(**TWO, **{f"c{n}": {"test/accuracy": n / 8, "chance": 0.1 * n} for n in range(3)})
+    rows[lost]["test/accuracy"] = ""
+    (found,) = judge(spec_of(folder, {"at_least": -1} | check), rows).checks
+    assert (found.verdict, math.isnan(found.value) or found.reason != "") == ("undecided", True)
+
+
+def test_a_ratio_to_nothing_and_groups_of_unequal_size_are_undecided(folder: Path) -> None:
+    check = {"at_least": 0, "ratio": [{"mixer.name": "a"}, {"mixer.name": "b"}]}
+    nothing = rows_of(a=0.5, b=[0.1, 0.2, 0.0, 0.3, 0.4])
+    assert judge(spec_of(folder, check), nothing).checks[0].reason == "no number for seed 2"
+    check = {"at_least": 0, "variance_ratio": {"over": "mixer.name"}, "metric": "v"}
+    assert judge(spec_of(folder, check), rows_of(**SPREAD)[1:]).checks[0].verdict == "undecided"
 
 
 def test_a_correlation_needs_five_cells_and_a_run_that_never_learns_has_no_speed(folder: Path) -> None:
