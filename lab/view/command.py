@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     add("folder", type=Path, metavar="DIR", nargs="?", default=Path("runs"), help="folder of the runs; default runs")
     add("--out", type=Path, metavar="DIR", help="folder of the files; default DIR/compare")
     add("--trials", action="store_true", help="include the trials that sweep.py --tune did not pick")
-    add("--any_budget", action="store_true", help="rank runs of different steps, batch sizes and n_train together")
+    add("--any_budget", action="store_true", help="rank runs of different steps, batch sizes and data together")
     add("--figure", type=Path, metavar="FILE", help="instead, write a figure for a paper: a name in .pdf, .svg or .png")
     add("--columns", type=int, choices=(1, 2), default=1, help="width of the figure in columns of a page (1)")
     add("--tensorboard", action="store_true", help="instead of writing files, serve TensorBoard until Ctrl-C")

@@ -21,7 +21,10 @@ logger = logging.getLogger(__name__)
 
 # Options of the data that make no other task: the amount of data, further lengths of the test.
 _OF_THE_DATA = {f"task.{name}" for name in ("n_train", "n_val", "n_test", "fresh", "test_lengths")}
-_BUDGET = ("trainer.max_steps", "trainer.max_epochs", "batch_size", "trainer.accumulate_grad_batches", "task.n_train")
+_BUDGET = (
+    *("trainer.max_steps", "trainer.max_epochs", "batch_size", "trainer.accumulate_grad_batches"),
+    *("task.fresh", "task.n_train"),
+)
 _RANK = {"tested": 0, "trained": 1, "unfinished": 2}
 
 

@@ -102,7 +102,7 @@ def section_of(group: Group) -> Section:
     """Return a task's table, with a note on the options that the labels leave out, and on budgets."""
     notes = [f"The rows differ also in {', '.join(group.unnamed)}: see compare.csv."] if group.unnamed else []
     if len({row.budget for row in group.rows}) > 1 and not group.any_budget:
-        notes.append("The best is marked within a budget (steps, batch size, n_train); with --any_budget, among all.")
+        notes.append("The best is marked within a budget (steps, batch size, n_train, fresh); --any_budget: among all.")
     return Section(group.title, columns_of(group), group.rows, " ".join(notes))
 
 

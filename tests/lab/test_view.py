@@ -227,6 +227,8 @@ def test_the_best_is_marked_within_a_budget_and_only_above_chance() -> None:
     assert marked(*longer) == ["lstm", "attention*", "gru"]
     assert marked(*longer, any_budget=True) == ["lstm*", "attention", "gru"]
     assert marked(("lstm", 0.15, 40), ("gru", 0.13, 40)) == ["lstm", "gru"]  # chance is 0.125
+    fresh = run_of("mqar/lstm", 0, 0.9, {"task.fresh": True}), run_of("mqar/gru", 0, 0.8, {"task.fresh": False})
+    assert only(list(fresh)).best == set()
 
 
 @pytest.mark.parametrize("key", ["mixer.n_heads", "mixer.extra"])
