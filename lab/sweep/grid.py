@@ -157,6 +157,15 @@ def expand(experiment: Experiment, run_dir: Path) -> Grid:
         there, _ = declarations_of(options, "mixer.pattern")
         return Configuration.of(options, run_dir).matched(experiment.match, there, run_dir)
 
+    def trials_of(point: Configuration, options: Mapping[str, Any]) -> list[Configuration]:
+        found: dict[str, Configuration] = {}
+        for choice in product(experiment.tune) if experiment.tune else ():
+            trial = Configuration.of(point.options | choice, run_dir)
+            if misses(trial.command.config, experiment.match):  # what is tuned sets a size
+                trial = of_size(options | choice)
+            found.setdefault(trial.key, trial)
+        return [*found.values()]
+
     cells = []
     for grid in experiment.grids:
         named = product({key: grid[key] for key in _NAMING if key in grid})
@@ -184,9 +193,8 @@ def expand(experiment: Experiment, run_dir: Path) -> Grid:
             by_options[text] = of_size(options)
         configuration = by_options[text]
         if configuration.key not in points:
-            choices = product(experiment.tune) if experiment.tune else ()
-            trials = {each.key: each for each in (of_size(options | choice) for choice in choices)}
-            points[configuration.key] = GridPoint(configuration, [], trials=[*trials.values()])
+            trials = trials_of(configuration, options)
+            points[configuration.key] = GridPoint(configuration, [], trials=trials)
         point = points[configuration.key]
         seed = cell.get("seed", configuration.command.config["seed"])
         if not re.fullmatch(r"\d+", str(seed)):
