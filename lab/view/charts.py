@@ -122,7 +122,7 @@ def charts_of(group: Group) -> list[Chart]:
         "log_y": group.score in ("relative_squared_error", "perplexity"),
         "chance": group.chance if group.score == "accuracy" else None,
     }
-    # Text is scored by its perplexity, but its facts split the accuracy.
+    # Text is scored by its perplexity, but of other lengths and of its facts the accuracy is kept.
     part = "relative_squared_error" if group.score == "relative_squared_error" else "accuracy"
     part_text = part.replace("_", " ")
     sizes = [size for row in group.rows if (size := row.center("state_bytes"))]
@@ -133,13 +133,14 @@ def charts_of(group: Group) -> list[Chart]:
         Chart("loss", "Training loss", "optimizer steps", "training loss", lines(_curve("train/loss")), log_y=True),
         Chart(
             "length",
-            f"{against} length",
+            f"{part_text.capitalize()} against length",
             "length of the test sequences (positions)",
-            tested,
-            lines(lambda row: [_at_lengths(run, row) for run in row.judged]),
+            f"test {part_text}",
+            lines(lambda row: [_at_lengths(run, row, part) for run in row.judged]),
             log_x=True,
+            log_y=part != "accuracy",
             trained_at=next((row.options["task.seq_len"] for row in group.rows if "task.seq_len" in row.options), None),
-            **scored,
+            chance=scored["chance"],
         ),
         *(
             Chart(
@@ -193,12 +194,12 @@ def _by_rate(window: Mapping[str, Any] | None) -> dict[Number, Number]:
     return {rate["lr"]: rate["score"] for rate in rates if rate["score"] is not None}
 
 
-def _at_lengths(run: Run, row: Row) -> dict[Number, Number]:
+def _at_lengths(run: Run, row: Row, score: str) -> dict[Number, Number]:
     """{length: score}, with the score at the length of training if there are others."""
-    found: dict[Number, Number] = {**at_lengths(run.metrics, row.score)}
-    length, score = row.options.get("task.seq_len"), number_at(run.metrics, row.split, row.score)
-    if found and length is not None and score is not None:
-        found.setdefault(length, score)
+    found: dict[Number, Number] = {**at_lengths(run.metrics, score)}
+    length, value = row.options.get("task.seq_len"), number_at(run.metrics, row.split, score)
+    if found and length is not None and value is not None:
+        found.setdefault(length, value)
     return found
 
 

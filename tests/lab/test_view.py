@@ -431,6 +431,9 @@ def test_charts_hold_means_and_spreads_over_seeds(varied: Path) -> None:
     assert (loss.kind, bounded.kind) == ("loss", "heads")
     assert bounded.floor == {1: 1e-1, 2: 1e-4}  # the third is zero but for roundoff
     assert not charts["heads"].floor
+    scores = {"accuracy": 0.5, "perplexity": 3.0, "loss": 1.1, "at_length": {"32": {"accuracy": 0.25}}}
+    (text,) = charts_of(only([run_of("lano/lstm", options={"task.seq_len": 16}, test=scores)]))
+    assert (text.series[0].x, text.series[0].y, text.y_label) == ((16, 32), (0.5, 0.25), "test accuracy")
 
 
 @pytest.mark.slow
