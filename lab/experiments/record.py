@@ -89,9 +89,11 @@ def _read_sweep(spec: Spec, folder: Path) -> Listed:
         "saved": _saved(runs),
     }
     missing = tuple(str(entry["folder"]) for entry in entries if entry["state"] != "done")
-    # Conditions of a paper's cells hold while its runs do not differ in them yet.
+    # Conditions of checks and of a paper's cells hold while the runs do not differ in them yet.
     cells = [each for table in spec.published for each in (table.get("where", {}), *table["cells"].values())]
     named = {key for cell in cells for key in cell if key.startswith(("mixer.", "task."))}
+    flags = {f"{key}.name" if key in ("mixer", "task") else key for grid in spec.experiment.grids for key in grid}
+    named |= flags - {"seed"} if missing else flags & {key for run in runs for key in run.options}
     return Listed(runs_as_csv(group_runs(runs), columns, named) if runs else "", origin, missing, fresh=True)
 
 
