@@ -487,20 +487,21 @@ def build_trainer(
 
 def _check_steps(options: Mapping[str, Any], callbacks: Sequence[Callback]) -> None:
     """Raise ValueError for options of the Trainer without a step, or callbacks that replace options of the run."""
-    from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder, Timer
+    from lightning.pytorch import callbacks as known
 
     least = {"max_steps": -1, "max_epochs": -1, "accumulate_grad_batches": 1}
     for name in (*least, "limit_train_batches", "val_check_interval"):
         value = options[name]
         if isinstance(value, int | float) and (value == 0 or value < least.get(name, 0)):
             raise ValueError(f"trainer.{name} must be positive, got {value}")
-    seconds = Timer(options["max_time"]).time_remaining()
+    seconds = known.Timer(options["max_time"]).time_remaining()
     if seconds is not None and seconds <= 0:
         raise ValueError(f"trainer.max_time must be positive, got {options['max_time']}")
     instead = {
-        BatchSizeFinder: "steps of one size; give --batch_size",
-        GradientAccumulationScheduler: "steps of one size; give --trainer.accumulate_grad_batches",
-        LearningRateFinder: "the learning rate that it is given; give --lr, or sweep.py --tune lr=1e-4..1e-2",
+        known.BatchSizeFinder: "steps of one size; give --batch_size",
+        known.GradientAccumulationScheduler: "steps of one size; give --trainer.accumulate_grad_batches",
+        known.LearningRateFinder: "the learning rate that it is given; give --lr, or sweep.py --tune lr=1e-4..1e-2",
+        known.StochasticWeightAveraging: "one schedule, from which it resumes exactly; give EMAWeightAveraging",
     }
     for kind, reason in instead.items():
         if any(isinstance(each, kind) for each in callbacks):

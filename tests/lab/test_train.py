@@ -320,6 +320,10 @@ def test_the_command_to_resume_leaves_out_what_starts_anew() -> None:
             "--trainer.callbacks GradientAccumulationScheduler --trainer.callbacks.scheduling '{{0: 2}}'",
             "give --trainer.accumulate_grad_batches",
         ),
+        (
+            "--trainer.callbacks StochasticWeightAveraging --trainer.callbacks.swa_lrs 1 --trainer.callbacks.device null",
+            "trainer.callbacks: no StochasticWeightAveraging",
+        ),
         ("--figures_every -1", "figures_every must not be negative, got -1"),
         ("--threads -2", "--threads must be a positive integer, got -2"),
         ("--seed 99999999999999999999", "seed must lie in 0..9223372036854775807, got 99999999999999999999"),
