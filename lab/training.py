@@ -457,6 +457,8 @@ def build_trainer(
         options["val_check_interval"] = min(VALIDATE_EVERY, max(1, steps // 5))
     if options["max_epochs"] in (None, -1):
         options |= _in_one_epoch(options)
+    elif isinstance(options["val_check_interval"], float) and options["check_val_every_n_epoch"] is None:
+        options["check_val_every_n_epoch"] = 1
     if options["strategy"] in ("fsdp", training.SHARDED):
         options["strategy"] = training.SHARDED  # Lightning's own fsdp is torch's first one, for GPUs only
     options["default_root_dir"] = options["default_root_dir"] or str(folder.run_dir)

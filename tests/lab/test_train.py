@@ -179,6 +179,11 @@ def test_a_validation_interval_is_in_steps_or_a_share_of_the_run(
     assert [step for step, _ in small.curves(trained(tmp_path, *epoch, interval))["val/loss"]] == validated
 
 
+def test_or_a_share_of_an_epoch(tmp_path: Path) -> None:
+    argv = "--trainer.max_steps -1 --trainer.max_epochs 2 --trainer.val_check_interval 0.5"
+    assert [*metrics(trained(tmp_path, *argv.split()))["curve"]] == ["4", "8", "12", "16"]
+
+
 def test_a_short_run_is_validated_five_times(tmp_path: Path) -> None:
     argv = ("--trainer.max_steps", "11", "--trainer.val_check_interval", "null", "--lr", "30")
     found = metrics(trained(tmp_path, *argv))
@@ -321,7 +326,8 @@ def test_the_command_to_resume_leaves_out_what_starts_anew() -> None:
             "give --trainer.accumulate_grad_batches",
         ),
         (
-            "--trainer.callbacks StochasticWeightAveraging --trainer.callbacks.swa_lrs 1 --trainer.callbacks.device null",
+            "--trainer.callbacks StochasticWeightAveraging --trainer.callbacks.swa_lrs 1 "
+            "--trainer.callbacks.device null",
             "trainer.callbacks: no StochasticWeightAveraging",
         ),
         ("--figures_every -1", "figures_every must not be negative, got -1"),
