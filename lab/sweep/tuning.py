@@ -90,6 +90,8 @@ def averaged(found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 def beyond(rates: Sequence[float], best: float) -> float | None:
     """Return the next rate beyond the end of a grid at which the best one lies; None if it lies between two others.
 
+    None too where there is no other rate to two digits: beside zero, or beside a rate so near.
+
     >>> beyond([1e-3, 2e-3, 4e-3], 4e-3), beyond([1e-3, 2e-3, 4e-3], 1e-3), beyond([1e-3, 2e-3, 4e-3], 2e-3)
     (0.008, 0.0005, None)
     """
@@ -97,7 +99,8 @@ def beyond(rates: Sequence[float], best: float) -> float | None:
     if len(ordered) < 2 or best not in (ordered[0], ordered[-1]):
         return None
     neighbour = ordered[1] if best == ordered[0] else ordered[-2]
-    return float(f"{best * best / neighbour:.2g}")
+    further = float(f"{best * best / neighbour:.2g}") if neighbour else best
+    return None if further in rates else further
 
 
 def beats_guessing(metrics: Iterable[Mapping[str, Any]], score: str, guess: float | None = None) -> bool:

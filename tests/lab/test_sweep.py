@@ -44,7 +44,7 @@ from lab.sweep.forks import Fork
 from lab.sweep.grid import expand
 from lab.sweep.matching import TOLERANCE
 from lab.sweep.scores import Point, model_flags, score_table, scores
-from lab.sweep.tuning import promoted, window
+from lab.sweep.tuning import beyond, promoted, window
 from tests import ROOT, raising
 from tests.lab.runs import TINY, error_line, results, wait_until
 
@@ -708,6 +708,11 @@ def test_a_run_has_the_bits_of_train_py_and_one_that_another_process_trains_is_w
         wait_until(lambda: "is in use by" in log.read_text(encoding="utf-8"), 60)
     again.join()
     assert [run["state"] for run in runs_of(tmp_path / "x")] == ["done"]
+
+
+def test_beyond_a_rate_beside_zero_or_one_so_near_there_is_no_other() -> None:
+    assert [beyond([0.0, 1e-3, 2e-3], best) for best in (0.0, 1e-3, 2e-3)] == [None, None, 4e-3]
+    assert [beyond(rates, rates[-1]) for rates in ([0.0, 1e-3], [1e-3, 1.01e-3], [1e-3])] == [None] * 3
 
 
 def test_the_better_half_of_the_trials_goes_on_and_of_equals_the_first() -> None:
