@@ -118,13 +118,17 @@ def read_cells(mixers: Sequence[str], tasks: Sequence[str], n_seeds: int | None,
         file: an experiment's file with a setting for each task.
 
     Raises:
-        UsageError: an unknown task or mixer, a file of one's own that cannot be run.
+        UsageError: an unknown task or mixer, a file of one's own that cannot be run, two of one name.
     """
     known = task_names(file)
     for task in tasks:
         if task not in known:
             raise UsageError(unknown("task of the leaderboard", task, known))
     names = list(dict.fromkeys(MIXERS.check(name) for each in mixers for name in (MIXERS if each == ALL else [each])))
+    shown: dict[str, str] = {}
+    for name in names:
+        if (other := shown.setdefault(short(name), name)) != name:
+            raise UsageError(f"{name} and {other} would be one row, {short(name)}: rename a class")
     for name in names:  # refused once, not in every cell
         if is_ours(MIXERS[name]):
             continue

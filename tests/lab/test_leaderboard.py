@@ -20,6 +20,7 @@ from lab.sweep.grid import arguments
 from lab.view import leaderboard
 from lab.view.cells import ALL, FILE, in_order, read_cells, task_names
 from lab.view.leaderboard import PICTURE, SORTABLE, STORED, Leaderboard, groups_of, overview
+from tests import refused
 from tests.lab.runs import error_line
 from zoo.registry import MIXERS
 from zoo.report.page import as_markdown
@@ -93,6 +94,8 @@ def test_a_mixer_of_ones_own_counts_by_the_text_of_its_file(tmp_path: Path) -> N
         assert cell.mixer == "mine.Mine"
         digests.append(cell.digest)
     assert digests[0] == digests[1] != digests[2]
+    with refused("one row, mine.Mine"):
+        read_cells([f"{tmp_path / folder / 'mine.py'}:Mine" for folder in ("a", "b")], ["mqar"], 1)
 
 
 def test_a_cell_that_is_named_twice_is_run_once() -> None:
