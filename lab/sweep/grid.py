@@ -157,11 +157,11 @@ def expand(experiment: Experiment, run_dir: Path) -> Grid:
         there, _ = declarations_of(options, "mixer.pattern")
         return Configuration.of(options, run_dir).matched(experiment.match, there, run_dir)
 
-    def trials_of(point: Configuration, options: Mapping[str, Any]) -> list[Configuration]:
+    def trials_of(configuration: Configuration, options: Mapping[str, Any]) -> list[Configuration]:
         found: dict[str, Configuration] = {}
         for choice in product(experiment.tune) if experiment.tune else ():
-            trial = Configuration.of(point.options | choice, run_dir)
-            if misses(trial.command.config, experiment.match):  # what is tuned sets a size
+            trial = Configuration.of(configuration.options | choice, run_dir)
+            if experiment.match and misses(trial.command.config, experiment.match):  # what is tuned sets a size
                 trial = of_size(options | choice)
             found.setdefault(trial.key, trial)
         return [*found.values()]
