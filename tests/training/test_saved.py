@@ -92,6 +92,21 @@ def test_what_could_not_be_loaded_is_not_saved(run: Path, tmp_path: Path, unchec
     assert not list(tmp_path.iterdir())
 
 
+def test_a_checkpoint_names_no_class_and_keeps_none(tmp_path: Path) -> None:
+    class Own(zoo.Backbone):
+        def __init__(self, d_model: int) -> None:
+            super().__init__({"name": "lstm"}, d_model, 1, vocab_size=5, n_outputs=3)
+
+    class Doubled(zoo.Backbone):
+        def read_out(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().read_out(x)
+
+    for model in (Own(8), Doubled({"name": "lstm"}, 8, 1, vocab_size=5, n_outputs=3)):
+        with refused(f"{type(model).__name__} .*safetensors"):
+            zoo.save(model, tmp_path / "model.ckpt")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_saved_model_is_no_run_to_go_on_with(run: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.ckpt"
     zoo.save(load(run), path)

@@ -47,11 +47,11 @@ def save(model: Backbone | SequenceMixer, path: str | os.PathLike[str]) -> None:
         model: on any device, in any floating type.
         path: the file, written whole or not at all; an old file is replaced. With the suffix .safetensors (extra
             `hub`) other programs can read the weights; with any other one it is a checkpoint as training writes them,
-            of a `Backbone` only.
+            of a `Backbone` itself only.
 
     Raises:
         ValueError: no `Backbone` or mixer, or one that was built from modules or changed after it was built, and could
-            not be built again.
+            not be built again; a mixer or a class of your own to a file without the suffix.
         OSError: the folder is not there or cannot be written.
     """
     if not isinstance(model, Backbone | SequenceMixer):
@@ -62,6 +62,8 @@ def save(model: Backbone | SequenceMixer, path: str | os.PathLike[str]) -> None:
         return
     if isinstance(model, SequenceMixer):
         raise ValueError(f"zoo.save takes a mixer to a file with the suffix {pretrained.SUFFIX}")
+    if type(model) is not Backbone:
+        raise ValueError(f"{type(model).__name__} would be loaded as a Backbone: give the suffix {pretrained.SUFFIX}")
     held = model.state_dict()
     copies = {(t.data_ptr(), t.shape): t.detach().cpu() for t in held.values()}  # one tensor for names that share it
     weights = {name: copies[t.data_ptr(), t.shape] for name, t in held.items()}
