@@ -67,7 +67,7 @@ class Pretrained(Configured):
             The address of the commit if the model was pushed to the hub too.
 
         Raises:
-            ValueError: a module that was changed after it was built and could not be built again.
+            ValueError: a module that was changed after it was built and could not be built again, or is in shards.
         """
         return _repository()(self).save_pretrained(folder, config=_record(self), **options)
 
@@ -122,7 +122,8 @@ def write(module: Configured, path: str | os.PathLike[str]) -> None:
     """Write class, options and weights to one safetensors file, whole or not at all.
 
     Raises:
-        ValueError: a module whose options do not build it again: it was built from modules, or changed afterwards.
+        ValueError: a module whose options do not build it again: it was built from modules, or changed afterwards; one
+            in shards.
         OSError: the folder is not there or cannot be written.
     """
     record, weights = _record(module), module.state_dict()
@@ -244,7 +245,17 @@ def misfit(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str |
     return next((f"it has {name}, which the model lacks" for name in given if name not in expected), None)
 
 
+def require_whole(module: Configured) -> None:
+    """Raise ValueError for a module whose parameters are spread over ranks (`zoo.parallel.shard`)."""
+    if any(hasattr(p, "full_tensor") for p in module.parameters()):
+        raise ValueError(
+            "parameters in shards are not saved: load get_model_state_dict(model, options=StateDictOptions("
+            "full_state_dict=True)) of torch.distributed.checkpoint.state_dict into a model without shards, and save it"
+        )
+
+
 def _record(module: Configured) -> dict[str, Any]:
+    require_whole(module)
     return {"class": class_path(type(module)), "options": module.options}
 
 

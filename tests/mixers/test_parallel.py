@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
+import zoo
 from tests import refused
 from tests.cases import D_MODEL, DEFAULTS, draw, drawn, randomise
 from zoo import Backbone, Bidirectional, create_mixer, list_mixers, parallel
@@ -245,6 +246,21 @@ def test_one_rank_is_the_model_itself(generator: torch.Generator) -> None:
         parallel.sequence(nn.Linear(2, 2))
     with refused("Bidirectional cannot be split over ranks"):
         parallel.sequence(Bidirectional(mixer, DEFAULTS[0].create(generator)))
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_sharded_model_is_saved_after_it_is_whole_again(tmp_path: Path) -> None:
+    model = parallel.shard(Backbone({"name": "gru"}, d_model=D_MODEL, n_outputs=VOCAB, vocab_size=VOCAB))
+    for name in ("model.ckpt", "model.safetensors"):
+        with refused("get_model_state_dict"):
+            zoo.save(model, tmp_path / name)
+    assert not list(tmp_path.iterdir())
+    whole = Backbone(**model.options)
+    whole.load_state_dict(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)))
+    zoo.save(whole, tmp_path / "model.ckpt")
+    tokens = torch.arange(VOCAB).unsqueeze(0)
+    with torch.no_grad():
+        assert_equal([zoo.load(tmp_path / "model.ckpt")(tokens)], [model(tokens)], "outputs")
 
 
 def test_ranks_need_a_process_group() -> None:
