@@ -14,6 +14,7 @@ and from the maps the state that enters them.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
+from zoo.adapters.states import Carried
 from zoo.backbone import Backbone
 from zoo.blocks import Experts, Stack
 from zoo.ops.experts import Load
@@ -238,18 +240,22 @@ class SequenceParallel(nn.Module):
         tensors = [*state_tensors(state)]
         y = _ToNext.apply(self, link, y, *tensors)
         if self.rank + 1 < self.n_ranks:
+            outline = _outline(state).to(x.device)
             shapes = [n for t in tensors for n in (DTYPES.index(t.dtype), *t.shape)]
-            header = torch.tensor([y.requires_grad, *shapes], device=x.device)
-            self._send([header, *tensors], self.rank + 1)
+            header = torch.tensor([y.requires_grad, len(outline), *shapes], device=x.device)
+            self._send([header, *([outline] if len(outline) else []), *tensors], self.rank + 1)
             self.state_bytes_sent += state_nbytes(state)
         return y
 
     def _receive_state(self, empty: Any, link: Tensor) -> tuple[Tensor, Any]:
         """Receive a state with the structure of `empty`; through `link` too, gradients return to its sender."""
         like = [*state_tensors(empty)]
-        header = torch.empty(1 + sum(1 + t.ndim for t in like), dtype=torch.int64, device=link.device)
+        header = torch.empty(2 + sum(1 + t.ndim for t in like), dtype=torch.int64, device=link.device)
         self._receive([header], self.rank - 1)
-        differentiable, *numbers = header.tolist()
+        differentiable, size, *numbers = header.tolist()
+        if size:
+            self._receive([outline := torch.empty(size, dtype=torch.uint8, device=link.device)], self.rank - 1)
+            empty = pickle.loads(outline.cpu().numpy().tobytes())  # from a process of this program
         tensors = []
         for t in like:
             kind, *shape = numbers[: 1 + t.ndim]
@@ -407,6 +413,16 @@ def _memory(layer: Any) -> int | None:
         return None
     others = [t for name, t in state._asdict().items() if name not in state.carried and _has_gradient(t)]
     return max((t.shape[1] for t in others), default=0)
+
+
+def _outline(state: Any) -> Tensor:
+    """Return what a state of foreign modules holds besides tensors, pickled, as bytes; none of another state."""
+
+    def is_foreign(part: Any) -> bool:
+        return isinstance(part, Carried) or (isinstance(part, tuple) and any(map(is_foreign, part)))
+
+    content = pickle.dumps(map_state(lambda t: t.new_empty(0), state)) if is_foreign(state) else b""
+    return torch.tensor(list(content), dtype=torch.uint8)
 
 
 def _has_gradient(t: Tensor) -> bool:

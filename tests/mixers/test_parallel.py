@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 import zoo
 from tests import refused
 from tests.cases import D_MODEL, DEFAULTS, draw, drawn, randomise
-from zoo import Backbone, Bidirectional, create_mixer, list_mixers, parallel
+from zoo import Backbone, Bidirectional, create_mixer, list_mixers, parallel, register
 from zoo.blocks import Experts
 from zoo.contract import SequenceMixer
 from zoo.mixers.delta_net import DeltaNet
@@ -30,6 +30,7 @@ BATCH, SEQ_LEN, VOCAB = 3, 13, 7
 LENGTHS = torch.tensor([SEQ_LEN, 9, 2])  # a row ends in one part or the other, before some parts begin
 LONG, LEAST = 100, 4  # parts of several chunks and of less than one, none shorter than a convolution
 ALLOWED = 1e-12
+PAIR = {"pattern": ["averages", "lstm"]}
 
 
 def assert_equal(found: list[Tensor | None], expected: list[Tensor | None], what: str) -> None:
@@ -111,6 +112,33 @@ def check_mixer(
     split.sum_gradients()
     assert_equal([y, part.grad, *gradients(mixer)], expected, name)
     return split
+
+
+class Averages(nn.Module):
+    """Averages that decay, in steps: the state is a mapping, and says in a number of Python what it has seen."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.stream(x)[0]
+
+    def stream(self, x: Tensor, state: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
+        total, seen = (x.new_zeros(len(x), x.shape[2]), 0) if state is None else (state["total"], state["seen"])
+        found = []
+        for u in self.proj(x).unbind(1):
+            total, seen = 0.9 * total + u, seen + 1
+            found.append(total / seen)
+        return torch.stack(found, 1), {"total": total, "seen": seen}
+
+
+def check_foreign(rank: int, n_ranks: int) -> None:
+    register("averages", Averages)
+    for name, options in (("averages", {}), ("torch.nn:GRU", {"batch_first": True}), ("parallel_hybrid", PAIR)):
+        generator = torch.Generator().manual_seed(0)
+        mixer = randomise(create_mixer(name, D_MODEL, **options), generator).double()
+        check_mixer(name, mixer, None, own_positions(rank, n_ranks, LONG, LEAST, generator), generator)
 
 
 def models() -> Iterator[Backbone]:
@@ -206,6 +234,7 @@ def run_rank(rank: int, n_ranks: int, folder: str) -> None:
     torch.manual_seed(0)
     dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=n_ranks)
     check_mixers(rank, n_ranks)
+    check_foreign(rank, n_ranks)
     check_linear_recurrences(rank, n_ranks)
     check_models(rank, n_ranks)
     if n_ranks == 2:
