@@ -140,16 +140,17 @@ class SequenceParallel(nn.Module):
             ValueError: on all ranks, other batches or a rank without positions; lengths outside the whole sequence,
                 fewer rows than micro_batches; the errors of the model.
         """
-        parts, lengths = self._own_lengths(inputs, lengths)
+        parts, lengths, total = self._own_lengths(inputs, lengths)
         self.state_bytes_sent = self.gradient_bytes_sent = 0
         self._has_received = False
         model = self.model
         stack = model.layers if isinstance(model, Backbone) else model
         layers: Sequence[Any] = stack.chain() if isinstance(stack, Stack) else [stack]
         experts = [each for each in model.modules() if isinstance(each, Experts) and each.training]
+        alone = [each for each in model.modules() if getattr(each, "apart", ()) and each.training]
         memories = [_memory(layer) for layer in layers]
         at_once = self.n_ranks > 1 and None not in memories and min(parts) >= max(2, *(n or 0 for n in memories))
-        outputs, loads = [], []
+        outputs, loads, own_losses = [], [], []
         rows = [None] * self.micro_batches if lengths is None else lengths.tensor_split(self.micro_batches)
         for x, valid in zip(inputs.tensor_split(self.micro_batches), rows, strict=True):
             y = model.embed(x) if isinstance(model, Backbone) else x
@@ -157,9 +158,13 @@ class SequenceParallel(nn.Module):
                 y = self._stream_at_once(layer, y, valid, memory or 0) if at_once else self._stream(layer, y, valid)
             outputs.append(model.read_out(y) if isinstance(model, Backbone) else y)
             loads.append([cast(Load, each.counted) for each in experts])
+            share = (x.shape[0] * x.shape[1] if valid is None else valid.sum()) / total
+            own_losses.append([each.own_loss if each.own_loss is None else share * each.own_loss for each in alone])
         self._wait()
         for each, counted in zip(experts, zip(*loads, strict=True), strict=True):
             each.counted = self._whole_load(counted)
+        for each, losses in zip(alone, zip(*own_losses, strict=True), strict=True):
+            each.own_loss = None if losses[0] is None else torch.stack(losses).sum()
         return torch.cat(outputs)
 
     def sum_gradients(self) -> None:
@@ -176,8 +181,11 @@ class SequenceParallel(nn.Module):
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             dist.all_reduce(p.grad, group=self.group)
 
-    def _own_lengths(self, inputs: Tensor, lengths: Lengths | None) -> tuple[list[int], Tensor | None]:
-        """Return the positions of each rank, and which of this rank's are valid; all ranks compare their shapes."""
+    def _own_lengths(self, inputs: Tensor, lengths: Lengths | None) -> tuple[list[int], Tensor | None, int]:
+        """Return the positions of each rank, which of this rank's are valid, and how many are on all ranks.
+
+        All ranks compare their shapes.
+        """
         shapes = [torch.empty(2, dtype=torch.int64, device=inputs.device) for _ in range(self.n_ranks)]
         dist.all_gather(shapes, torch.tensor(inputs.shape[:2], device=inputs.device), self.group)
         batches, parts = torch.stack(shapes).T.tolist()
@@ -190,9 +198,9 @@ class SequenceParallel(nn.Module):
         lengths = as_lengths(lengths, inputs.new_empty(1).expand(batches[0], sum(parts)))
         self._seen = sum(parts[: self.rank])
         if lengths is None:
-            return parts, None
+            return parts, None, batches[0] * sum(parts)
         require_within(int(lengths.min()), int(lengths.max()), sum(parts))
-        return parts, (lengths - self._seen).clamp(0, parts[self.rank])
+        return parts, (lengths - self._seen).clamp(0, parts[self.rank]), max(1, int(lengths.sum()))
 
     def _stream_at_once(self, layer: Any, x: Tensor, lengths: Tensor | None, memory: int) -> Tensor:
         """Stream a layer from the last inputs of the rank before, and from what enters its recurrences."""

@@ -155,7 +155,7 @@ def _differentiable(t: Tensor) -> bool:
 
 @cases(variants="slow", by_default=OF_THEIR_OWN_OP)
 def test_gradients_of_input_state_and_parameters_pass_gradcheck(case: Case, generator: torch.Generator) -> None:
-    mixer = case.create(generator)
+    mixer = case.create(generator).eval()  # without losses of its own, whose gradients end at the input
     x = draw(2, 4, D_MODEL, generator=generator).requires_grad_()
     state = detach_state(mixer.stream(draw(2, 3, D_MODEL, generator=generator))[1])
     function = Streaming(mixer, state)

@@ -147,6 +147,7 @@ def models() -> Iterator[Backbone]:
     yield Backbone({"name": "mamba3"}, **sizes, decode_from=5, logit_cap=3.0)
     yield Backbone({"name": "rwkv7"}, **sizes, canon="ACD")
     yield Backbone({"name": "rwkv7"}, **sizes, n_experts=3)
+    yield Backbone({"name": "dsa", "top_k": 4}, **sizes)
 
 
 def check_sharded(rank: int, n_ranks: int) -> None:
@@ -170,7 +171,8 @@ def check_sharded(rank: int, n_ranks: int) -> None:
 def loss_of(model: Backbone, logits: Tensor, labels: Tensor, n_labels: int) -> Tensor:
     balance = [each.balance_loss for each in model.modules() if isinstance(each, Experts)]
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / n_labels
-    return loss + sum((each for each in balance if each is not None), torch.zeros(()))
+    own = [each.own_loss for each in model.modules() if isinstance(each, SequenceMixer)]
+    return loss + sum((each for each in (*balance, *own) if each is not None), torch.zeros(()))
 
 
 def check_models(rank: int, n_ranks: int) -> None:

@@ -153,7 +153,8 @@ class SparseLatentAttention(LatentAttention):
             y, divergence = attend_to_best(q, k, latents, a, b, w, state.seen, self.top_k, compare=learns)
             y = self._out_of_latents(y)
         self.own_loss = _mean_of_valid(divergence, lengths) if learns and divergence is not None else None
-        latents, index_keys = (settle_cache(cache, lengths, seq_len) for cache in (latents, index_keys.detach()))
+        index_keys = index_keys if learns else index_keys.detach()  # a later chunk's own loss trains them too
+        latents, index_keys = (settle_cache(cache, lengths, seq_len) for cache in (latents, index_keys))
         seen = state.seen + (seq_len if lengths is None else lengths)
         y = self.out_proj(rearrange(y, "batch head seq d -> batch seq (head d)"))
         return y, SparseLatentState(latents, index_keys, seen)
