@@ -35,10 +35,13 @@ class Reading:
 
     Args:
         sources: position of the unit value in each copy.
+
+    Attributes:
+        backwards: whether the op that is called next has its positions in reverse order.
     """
 
     def __init__(self, sources: Tensor) -> None:
-        self.sources = sources
+        self.sources, self.backwards = sources, False
         self.calls: list[Call] = []
 
     def read(self, op: Callable[..., Any], given: inspect.BoundArguments, values: str, axes: str, out_axes: str) -> Any:
@@ -48,10 +51,11 @@ class Reading:
         n_copies, (n_slots, n_parts) = len(self.sources), v.shape[2:4]
         past = n_slots - y.shape[2]
         copy = torch.arange(n_copies, device=v.device)
+        sources = y.shape[2] - 1 - self.sources if self.backwards else self.sources
         found = []
         for part in range(n_parts):
             units = torch.zeros_like(v).unflatten(0, (n_copies, -1))
-            units[copy, :, :, past + self.sources, part] = 1.0
+            units[copy, :, :, past + sources, part] = 1.0
             given.arguments[values] = rearrange(units.flatten(0, 1), " -> ".join(reversed(_patterns(axes))))
             found.append(_canonical(_first(op(*given.args, **given.kwargs)), out_axes)[..., 0])
         weights = rearrange(
@@ -61,6 +65,8 @@ class Reading:
             v[: len(v) // n_copies, :, past:], "b h i part p -> b (h shared) i part p", shared=y.shape[1] // v.shape[1]
         )
         y = rearrange(y[: len(v)], "b h i out p -> b h out i p")
+        if self.backwards:
+            weights, v, y = weights.flip(4), v.flip(2), y.flip(3)
         self.calls.append(Call(getattr(op, "__name__", "core"), weights, v, y))
         return answer
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from tests import slow
 from tests.cases import draw, randomise
 from tests.tolerances import assert_close
-from zoo import create_mixer, list_mixers
+from zoo import Bidirectional, create_mixer, list_mixers
 from zoo.cores import core
 from zoo.ops.delta_rule import delta_rule
 from zoo.theory import OperatorError, head_weights, interaction
@@ -57,6 +57,13 @@ def test_softmax_weights_sum_to_one_and_make_the_operator(generator: torch.Gener
     outputs = layer.out_proj.weight.double().unflatten(1, (2, 4))
     expected = torch.einsum("bhij,phd,hdq->bijpq", weights, outputs, values)
     assert_close(interaction(layer, x).operator, expected)
+
+
+def test_what_reads_backwards_has_its_weights_at_the_positions_of_the_input(generator: torch.Generator) -> None:
+    one, other = (randomise(create_mixer(name, 8), generator).double() for name in ("attention", "rg_lru"))
+    x = draw(2, 6, 8, generator=generator)
+    turned = head_weights(other, x.flip(1)).flip(2, 3)
+    assert_close(head_weights(Bidirectional(one, other), x), torch.cat((head_weights(one, x), turned), dim=1))
 
 
 class Delta(nn.Module):

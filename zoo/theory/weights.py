@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from zoo.cores import Call, reading
+from zoo.blocks import Bidirectional
+from zoo.cores import Call, Reading, reading
 from zoo.theory.operator import AFFINE_RTOL, POSITIONS_AT_ONCE, OperatorError, check_input, evaluated
 
 
@@ -36,7 +40,7 @@ def head_weights(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Float[
     found: list[list[Call]] = []
     with evaluated(layer) as f, torch.no_grad():
         for sources in torch.arange(seq_len, device=x.device).split(max(1, POSITIONS_AT_ONCE // (batch * seq_len))):
-            with reading(sources) as read:
+            with reading(sources) as read, _turning(layer, read):
                 f(x.repeat(len(sources), 1, 1))
             found.append(read.calls)
     if not found[0]:
@@ -49,6 +53,21 @@ def head_weights(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Float[
     for weights, call in zip(cores, found[0], strict=True):
         _check(weights, call)
     return torch.cat([weights.movedim(5, 2).flatten(1, 3) for weights in cores], dim=1)
+
+
+@contextmanager
+def _turning(layer: nn.Module, read: Reading) -> Iterator[None]:
+    """Say what reads backwards while it runs."""
+
+    def turn(*_: object) -> None:
+        read.backwards = not read.backwards
+
+    with ExitStack() as stack:
+        for part in layer.modules():
+            if isinstance(part, Bidirectional):
+                stack.enter_context(part.mixer_b.register_forward_pre_hook(turn))
+                stack.enter_context(part.mixer_b.register_forward_hook(turn))
+        yield
 
 
 def _check(weights: Tensor, call: Call) -> None:
