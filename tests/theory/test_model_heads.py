@@ -15,6 +15,7 @@ from zoo.theory import budget, model_heads, span_basis, truncate
 from zoo.theory.budget import least_seconds, memory_needed, others_within
 from zoo.theory.model_heads import CutScores, cut_scores, measure_heads
 from zoo.theory.scores import accuracy, agreement, explained
+from zoo.training.metrics import R2
 
 SIZES = {"d_model": 8, "n_layers": 2, "vocab_size": 12, "n_outputs": 12}
 
@@ -47,6 +48,20 @@ def test_a_row_per_layer_and_the_whole_span_keeps_the_model(backbone: str, gener
         assert (row.cut.whole, row.cut.scores[most]) == (1.0, 1.0)
         assert row.cut.scores[0] < 1.0
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+
+
+def test_a_model_of_one_output_is_scored_by_its_numbers(generator: torch.Generator) -> None:
+    """R^2 to the numbers of the whole model: the largest of one output is the same whatever is cut."""
+    model, others = model_of(generator, n_outputs=1, n_layers=2, backbone="bare"), tokens(generator, 4)
+    silent = copy.deepcopy(model).float()
+    torch.nn.init.zeros_(silent.layers.chain()[1].out_proj.weight)
+    wanted, given = (each.detach().double().flatten() for each in (model(others), silent(others)))
+    cut = measure_heads(model, tokens(generator), others, grid=(0, 64))[1].cut
+    assert cut is not None
+    assert cut.scores[0] == pytest.approx(
+        1 - float((given - wanted).square().mean() / wanted.var(correction=0)), rel=1e-4
+    )
+    assert cut.scores[max(cut.scores)] == pytest.approx(1.0)
 
 
 @pytest.mark.slow
@@ -147,6 +162,11 @@ def test_scores_are_of_labelled_positions(generator: torch.Generator) -> None:
     assert explained(wanted)(wanted.mean().expand_as(wanted)) == pytest.approx(0.0)
     wanted[0, 0] = torch.nan
     assert explained(wanted)(wanted.nan_to_num(7.0)) == 1.0
+    wanted = draw(20, 3, 2, generator=generator) + torch.tensor([0.0, 9.0])  # of each output about its own mean
+    outputs = wanted.mean((0, 1)) + 0.1 * draw(20, 3, 2, generator=generator)
+    training = R2()
+    training.update(outputs.flatten(0, 1), wanted.flatten(0, 1))
+    assert explained(wanted)(outputs) == pytest.approx(float(training.compute()), rel=1e-4)
 
 
 def test_bad_input_is_refused_in_one_line(generator: torch.Generator) -> None:

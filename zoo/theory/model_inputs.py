@@ -105,11 +105,15 @@ def labelled(
 
 
 def _agreeing(drawn: Tensor, model: Backbone, n_inputs: int, n_others: int, where: str) -> ModelInputs:
-    """Return sequences on which a cut model is scored by how often it answers as the whole one."""
-    scored = "share of positions at which the cut model answers as the whole one does, on "
-    scored += count(n_others, "other sequence")
+    """Return sequences on which a cut model is scored by `agreement` with the whole one."""
+    single = model.n_outputs == 1  # its largest output is always the same
+    of_one, usual = (
+        "variance of the whole model's output that the cut one explains",
+        "positions at which the cut model answers as the whole one does",
+    )
     inputs, others = drawn[:n_inputs], drawn[n_inputs : n_inputs + n_others]
-    return ModelInputs(inputs, others, None, where, scored, 1 / model.n_outputs)
+    scored = f"share of {of_one if single else usual}, on {count(n_others, 'other sequence')}"
+    return ModelInputs(inputs, others, None, where, scored, 0.0 if single else 1 / model.n_outputs)
 
 
 def _others_of(model: Backbone, sequences: Tensor, n_inputs: int, n_others: int | None, what: str) -> int:

@@ -12,7 +12,9 @@ Score = Callable[[Float[Tensor, "batch seq n_outputs"]], float]
 
 
 def agreement(outputs: Float[Tensor, "n seq n_outputs"]) -> Score:
-    """Score by the share of positions with the same largest output as `outputs`."""
+    """Score by the share of positions with the same largest output as `outputs`; a single one is `explained`."""
+    if outputs.shape[-1] == 1:
+        return explained(outputs)
     answers = outputs.argmax(-1)
     return lambda others: float((others.argmax(-1) == answers).double().mean())
 
@@ -33,16 +35,15 @@ def accuracy(labels: Tensor) -> Score:
 
 
 def explained(labels: Tensor) -> Score:
-    """Score by the share of the labels' variance that the outputs explain, R^2.
+    """Score by the share of the labels' variance that the outputs explain, R^2, as training has it.
 
     Args:
-        labels: (n, seq, n_outputs), NaN for none.
+        labels: (n, seq, n_outputs), NaN for none; the variance is about the mean of each output.
     """
-    labelled = ~labels.isnan()
+    labelled, wanted = ~labels.isnan(), labels.double()
+    size = (wanted - wanted.nanmean((0, 1))).square()[labelled].sum()
 
     def score(outputs: Tensor) -> float:
-        wanted = labels[labelled].double()
-        left = (outputs[labelled] - wanted).square().sum()
-        return float(1 - left / (wanted - wanted.mean()).square().sum())
+        return float(1 - (outputs - wanted).square()[labelled].sum() / size)
 
     return score
