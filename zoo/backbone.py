@@ -27,7 +27,7 @@ from zoo.blocks import (
 from zoo.errors import unknown
 from zoo.modules import no_weight_decay
 from zoo.ops.activation import tanh
-from zoo.ops.time import Lengths, as_lengths
+from zoo.ops.time import Lengths, as_lengths, valid_positions
 from zoo.pretrained import Pretrained
 from zoo.registry import create_layers
 from zoo.sharing import CacheReader, SharedCache, SharedTransformer
@@ -280,7 +280,10 @@ class Backbone(Pretrained):
         counts_load = isinstance(last, ResidualBlock) and isinstance(last.channel, Experts) and last.training
         if isinstance(last, ResidualBlock) and last.by_position and not counts_load:
             x, _ = last.mix_positions(x, None, lengths)
-            return self.read_out(last.mix_channels(x.flatten(0, 1)[at]))
+            y = last.mix_channels(x.flatten(0, 1)[at])
+            if lengths is not None:  # as `stream` has it in padding
+                y = y.masked_fill(~valid_positions(lengths, x.shape[1]).flatten()[at].unsqueeze(1), 0.0)
+            return self.read_out(y)
         return self.read_out(last(x, lengths).flatten(0, 1)[at])
 
     def read_out(self, x: Float[Tensor, "*positions d_out"]) -> Float[Tensor, "*positions n_outputs"]:

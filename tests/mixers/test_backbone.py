@@ -111,6 +111,17 @@ def test_selected_positions_equal_the_full_output(name: str, shape: dict[str, An
     assert model(x, at=torch.zeros_like(at)).shape == (0, VOCAB)
 
 
+@pytest.mark.parametrize("options", [{"n_layers": 1}, {"norm_type": "layer"}], ids=str)
+def test_selected_padding_is_that_of_the_full_output(options: dict[str, Any], generator: torch.Generator) -> None:
+    model = model_of(Case("lstm", {}), generator, **options)
+    x, lengths = tokens(2, 5, generator=generator), torch.tensor([5, 2])
+    at = torch.tensor([4, 6, 8])
+    y, full = model(x, lengths, at), model(x, lengths).flatten(0, 1)[at]
+    assert_close(y, full)
+    of_selected = torch.autograd.grad(y.square().sum(), model.embedding.weight)[0]
+    assert_close(of_selected, torch.autograd.grad(full.square().sum(), model.embedding.weight)[0])
+
+
 @shapes_of_kinds
 def test_every_parameter_receives_a_gradient(name: str, shape: dict[str, Any], generator: torch.Generator) -> None:
     model = model_of(Case(name, {}), generator, **shape)
