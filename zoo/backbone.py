@@ -79,9 +79,10 @@ class Backbone(Pretrained):
         logit_cap: outputs y become logit_cap tanh(y / logit_cap) (Griffin, xLSTM 7B); default no bound.
 
     Raises:
-        ValueError: sizes that are not positive, both or neither of vocab_size and d_input, unknown names or options,
-            experts where no layer has a channel mixer for them, Canon layers where they have no place, a decoder or
-            shared parts with experts, with each other, or in the bare backbone, a shift in layers that share a cache.
+        ValueError: sizes that are not positive, both or neither of vocab_size and d_input, unknown names or options, a
+            scale of embeddings without vocab_size, d_channel or n_experts beside blocks, experts where no layer has a
+            channel mixer for them, Canon layers where they have no place, a decoder or shared parts with experts, with
+            each other, or in the bare backbone, a shift in layers that share a cache.
     """
 
     def __init__(
@@ -120,6 +121,11 @@ class Backbone(Pretrained):
         require_choice("norm_type", norm_type, NormType)
         if blocks is not None and (backbone == "bare" or len(blocks) != n_layers):
             raise ValueError(f"blocks needs backbone=residual and one entry for each of n_layers={n_layers}")
+        for name, given in {"d_channel": d_channel, "n_experts": n_experts or None}.items():
+            if blocks is not None and given is not None:
+                raise ValueError(
+                    f"blocks has options of each layer by itself: give {name} there, in place of {name}={given}"
+                )
         for name in [name for options in blocks or () for name in options]:
             if name not in BLOCK_OPTIONS:
                 raise ValueError(unknown("option of a block", name, BLOCK_OPTIONS))
@@ -127,6 +133,8 @@ class Backbone(Pretrained):
             raise ValueError(f"logit_cap must be positive and finite, got {logit_cap}")
         if not math.isfinite(embedding_scale):
             raise ValueError(f"embedding_scale must be finite, got {embedding_scale}")
+        if vocab_size is None and embedding_scale != 1:
+            raise ValueError(f"embedding_scale={embedding_scale} multiplies embeddings: it needs vocab_size")
         self.embedding_scale, self.logit_cap = embedding_scale, logit_cap
         parts = {"decode_from": decode_from, "shared": shared, "shared_cache": shared_cache}
         parts = [name for name, given in parts.items() if given not in (None, 0)]

@@ -18,7 +18,7 @@ from zoo.mixers.attention import Attention, AttentionState
 from zoo.ops.activation import gelu_gate
 from zoo.ops.attention import attend, grow_cache, settle_cache
 from zoo.ops.precision import Device, DType
-from zoo.ops.rope import require_pairs, rotate
+from zoo.ops.rope import require_pairs, rotate, turned_channels
 from zoo.validate import head_width, require_positive, shared_heads
 
 
@@ -95,7 +95,7 @@ class SharedTransformer(SequenceMixer):
         lora_rank: rank of each layer's own map beside W_gate and W_up; 0 for none.
         attention_lora_rank: rank of each layer's own maps beside the projections of queries, keys and values; 0 for
             none.
-        attention: options of the attention, as the mixer `attention` has them.
+        attention: options of the attention, as the mixer `attention` has them, but d_out.
         norm_eps: epsilon of the norms.
 
     Raises:
@@ -118,6 +118,8 @@ class SharedTransformer(SequenceMixer):
         super().__init__(stack.d_model)
         self.blocks, self.reading = stack.layers, list(layers)
         require_positive(n_blocks=n_blocks, d_channel=d_channel)
+        if "d_out" in (attention or {}):
+            raise ValueError("d_out of the shared attention is d_model: leave it out")
         require_positive(lora_rank=lora_rank or None, attention_lora_rank=attention_lora_rank or None)
         if not self.reading or sorted({*self.reading} & {*range(len(self.blocks))}) != self.reading:
             raise ValueError(
@@ -205,7 +207,8 @@ class CacheReader(SequenceMixer):
         rope_base: base of rope's wavelengths; None for no position encoding.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide, an odd d_head with rope.
+        ValueError: sizes that are not positive, heads that do not divide, an odd d_head with rope, a rope_base of at
+            most 1.
     """
 
     def __init__(
@@ -222,6 +225,7 @@ class CacheReader(SequenceMixer):
         self.n_kv_heads, self.d_head = shared_heads(n_heads, n_kv_heads), head_width(d_model, n_heads, d_head)
         if rope_base is not None:
             require_pairs(self.d_head)
+            turned_channels(None, self.d_head, rope_base)
         self.q_proj = nn.Linear(d_model, n_heads * self.d_head, bias=False)
         self.out_proj = nn.Linear(n_heads * self.d_head, d_model, bias=False)
 
