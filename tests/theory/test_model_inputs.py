@@ -90,6 +90,14 @@ def test_arrays_are_read_first_and_scored_after(tmp_path: Path, rng: np.random.G
         np.savez(file, **spoilt)
         with pytest.raises(ValueError, match=rf"arrays\.npz: {name} must lie in 0\.\.{most}, got {value}$"):
             model_inputs("nowhere", MODEL, None, 2, 1, arrays=file)
+    for spoilt in (labels / 3, labels[..., None] % 3):  # numbers for three outputs, classes
+        np.savez(file, inputs=inputs, labels=spoilt)
+        with pytest.raises(ValueError, match=r"labels must be \(5, 6\) classes or \(5, 6, 3\) numbers, got \(5, 6"):
+            model_inputs("nowhere", MODEL, None, 2, 1, arrays=file)
+    for none in (np.where(np.arange(5)[:, None] < 2, labels % 3, -100), np.full((5, 6, 3), np.nan)):
+        np.savez(file, inputs=inputs, labels=none)
+        with pytest.raises(ValueError, match="no label in the 3 sequences"):
+            model_inputs("nowhere", MODEL, None, 2, 3, arrays=file)
     for content in (b"", b"no arrays"):
         file.write_bytes(content)
         with pytest.raises(ValueError, match=r"is no \.npz file"):

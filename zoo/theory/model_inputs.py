@@ -136,9 +136,14 @@ def _of_arrays(file: Path, model: Backbone, n_inputs: int, n_others: int | None)
         inputs, labels = found["inputs"], found.get("labels")
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"--inputs {file} is no .npz file with the array inputs: {error}") from None
-    if inputs.ndim not in (2, 3) or (labels is not None and labels.shape[:2] != inputs.shape[:2]):
+    if inputs.ndim not in (2, 3):
+        raise ValueError(f"--inputs {file}: inputs must be (n, seq) or (n, seq, d_input), got {tuple(inputs.shape)}")
+    regression = labels is not None and labels.is_floating_point()
+    of_classes, of_numbers = tuple(inputs.shape[:2]), (*inputs.shape[:2], model.n_outputs)
+    if labels is not None and labels.shape != (of_numbers if regression else of_classes):
         raise ValueError(
-            f"--inputs {file}: inputs must be (n, seq) or (n, seq, d_input), labels (n, seq) or (n, seq, k)"
+            f"--inputs {file}: labels must be {of_classes} classes or {of_numbers} numbers, got {tuple(labels.shape)} "
+            f"of {labels.dtype}"
         )
     for name, limit in (("inputs", model.vocab_size), ("labels", model.n_outputs)):
         if limit is not None and name in found and not found[name].is_floating_point():
@@ -149,10 +154,12 @@ def _of_arrays(file: Path, model: Backbone, n_inputs: int, n_others: int | None)
     where = f"{count(n_inputs, 'sequence')} of {file}"
     if labels is None:
         return _agreeing(inputs, model, n_inputs, n_others, where)
-    held_out = slice(n_inputs, n_inputs + n_others)
-    regression = labels.is_floating_point()
-    chance = None if regression else 1 / model.n_outputs
-    return labelled(inputs[:n_inputs], inputs[held_out], labels[held_out], where, chance, regression)
+    others, wanted = (each[n_inputs : n_inputs + n_others] for each in (inputs, labels))
+    if bool((wanted.isnan() if regression else wanted == -100).all()):
+        raise ValueError(
+            f"--inputs {file}: no label in the {count(n_others, 'sequence')} on which cut models are scored"
+        )
+    return labelled(inputs[:n_inputs], others, wanted, where, None if regression else 1 / model.n_outputs, regression)
 
 
 def _tokens(path: str | os.PathLike[str], text: Path) -> Tensor:
