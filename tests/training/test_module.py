@@ -412,11 +412,12 @@ def test_a_mixers_own_loss_is_added_and_its_choice_begins_after_the_warm_up() ->
         assert not torch.equal(module.backbone(batch["inputs"]), found)
 
 
-def test_experts_are_balanced_by_a_weighted_part_of_the_loss_and_their_load_is_logged() -> None:
+@pytest.mark.parametrize("experts", [WITH_EXPERTS, {"n_layers": 2, "blocks": [{"d_channel": 6, "n_experts": 3}] * 2}])
+def test_experts_are_balanced_by_a_weighted_part_of_the_loss_and_their_load_is_logged(experts: dict[str, Any]) -> None:
     batch = {name: torch.from_numpy(a) for name, a in small.Echo().sample(np.random.default_rng([0]), 3).items()}
 
     def trained(weight: float) -> tuple[float, dict[str, float], Any]:
-        module = small.module(balance_weight=weight, **WITH_EXPERTS)
+        module = small.module(balance_weight=weight, **experts)
         logged = small.logged_by(module)
         return module.training_step(batch, 0).item(), logged, module.backbone.layers.layers
 

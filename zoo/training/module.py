@@ -234,7 +234,8 @@ class SequenceModule(L.LightningModule):
             own_loss = torch.stack(own).mean()
             self.log("train/own_loss", own_loss.detach())
             loss = loss + own_loss
-        return loss + self._balance() if self.hparams["n_experts"] else loss
+        has_experts = any(isinstance(module, Experts) for module in self.backbone.modules())
+        return loss + self._balance() if has_experts else loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluate("val", batch)
