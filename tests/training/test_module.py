@@ -23,7 +23,7 @@ from tests.training import small
 from zoo.ops import dplr
 from zoo.ops.precision import rounded_type
 from zoo.training import SequenceModule
-from zoo.training.metrics import Bucketed, MacroAccuracy, Mean, Perplexity, Ratio, Sums
+from zoo.training.metrics import R2, Bucketed, MacroAccuracy, Mean, Perplexity, Ratio, Sums
 from zoo.training.module import warmup_cosine
 
 WITH_EXPERTS = {"n_experts": 3, "expert_offset": 0, "expert_period": 1, "n_layers": 2}
@@ -267,6 +267,16 @@ def test_scores_of_regression_are_of_the_labels_over_the_whole_split(share: floa
         },
         rel=1e-5,
     )
+
+
+def test_the_share_that_is_explained_keeps_its_digits_far_from_zero(generator: torch.Generator) -> None:
+    labels = 1e4 + torch.randn(3, 200, 2, generator=generator)
+    outputs = labels + torch.randn(labels.shape, generator=generator) / 2
+    metric = R2()
+    for guesses, batch in zip(outputs, labels, strict=True):
+        metric.update(guesses, batch)
+    y, error = labels.double().flatten(0, 1), (outputs.double() - labels.double()).square().sum()
+    assert float(metric.compute()) == pytest.approx(float(1 - error / (y - y.mean(0)).square().sum()), rel=1e-5)
 
 
 def test_the_error_in_training_is_relative_to_the_square_of_the_labels_not_to_their_spread() -> None:

@@ -11,6 +11,8 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from torchmetrics import Metric, R2Score
 
+from zoo.ops.precision import widest
+
 N_BUCKETS = 32
 UNLABELLED = -100
 
@@ -120,6 +122,11 @@ class R2(R2Score):
 
     def __init__(self) -> None:
         super().__init__(multioutput="variance_weighted")
+
+    def update(self, outputs: Tensor, labels: Tensor) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Add a batch; in the widest type, as a sum of squares less the square of a sum loses the digits of both."""
+        wide = widest(labels.device)
+        super().update(outputs.to(wide), labels.to(wide))
 
     def compute(self) -> Float[Tensor, ""]:
         """Return the share of the variance that is explained; nan if only one position was labelled."""
