@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from zoo.contract import SequenceMixer
 from zoo.modules import read_weight
 from zoo.ops.precision import Device, DType
-from zoo.ops.recurrent import lstm
+from zoo.ops.recurrent import lstm, recurrent_rank
 from zoo.ops.time import valid_positions
 from zoo.validate import require_positive
 
@@ -75,7 +75,7 @@ class LSTM(SequenceMixer):
 
     def rank_law(self, seq_len: int) -> int:
         # Products of gates and dense matrices fill the space between the two projections.
-        return min(self.d_inner, self.d_model) ** 2
+        return recurrent_rank(seq_len, self.d_inner, min(self.d_inner, self.d_model) ** 2)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> LSTMState:
         h = torch.zeros(batch_size, self.d_inner, dtype=dtype, device=device)

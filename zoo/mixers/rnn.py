@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from zoo.contract import SequenceMixer
 from zoo.modules import read_weight
 from zoo.ops.precision import Device, DType, accumulator
-from zoo.ops.recurrent import linear_rnn, rnn
+from zoo.ops.recurrent import linear_rnn, recurrent_rank, rnn
 from zoo.ops.time import valid_positions
 from zoo.validate import require_choice, require_positive
 
@@ -72,8 +72,9 @@ class RNN(SequenceMixer):
 
     def rank_law(self, seq_len: int) -> int:
         # Powers of one matrix, or products of gates and dense matrices between the two projections.
-        linear = self.nonlinearity == "linear"
-        return min(self.d_inner, seq_len) if linear else min(self.d_inner, self.d_model) ** 2
+        if self.nonlinearity == "linear":
+            return min(self.d_inner, seq_len)
+        return recurrent_rank(seq_len, self.d_inner, min(self.d_inner, self.d_model) ** 2)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> RNNState:
         kind = accumulator(dtype) if self.nonlinearity == "linear" else dtype

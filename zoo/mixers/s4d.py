@@ -98,8 +98,10 @@ class S4D(SequenceMixer):
         return log_decay, gain, 2 * torch.view_as_complex(C)
 
     def rank_law(self, seq_len: int) -> int:
-        # An SSM per channel; after the output map a gate acts on channels once more.
-        return min(self.d_model, seq_len) if self.out_proj is None else self.d_model**2
+        # An SSM per channel; after the output map a gate acts on channels once more, alike for all pairs of a row.
+        if self.out_proj is None:
+            return min(self.d_model, seq_len)
+        return min(self.d_model**2, sum(min(self.d_model, row) for row in range(1, seq_len + 1)))
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> S4DState:
         kind = complex_accumulator(dtype)

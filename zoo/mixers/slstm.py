@@ -13,6 +13,7 @@ from zoo.blocks import ShortConv
 from zoo.contract import SequenceMixer
 from zoo.ops.activation import rms_norm
 from zoo.ops.precision import Device, DType, accumulator
+from zoo.ops.recurrent import recurrent_rank
 from zoo.ops.slstm import slstm_scan
 from zoo.ops.time import valid_positions
 from zoo.validate import head_width, require_positive
@@ -91,7 +92,7 @@ class SLSTM(SequenceMixer):
             self.bias[GATES.index("f")] = 5 - 12 * torch.linspace(0, 1, self.d_head) ** 0.3
 
     def rank_law(self, seq_len: int) -> int:
-        return self.n_heads * self.d_head * (self.d_head - 1)
+        return recurrent_rank(seq_len, self.d_model, self.n_heads * self.d_head * (self.d_head - 1))
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> SLSTMState:
         h = torch.zeros(batch_size, self.n_heads, self.d_head, dtype=accumulator(dtype), device=device)

@@ -351,3 +351,19 @@ def _by_torch(kernel: Kernel, given: list[Tensor]) -> list[Tensor]:
 def _fused_recurrence(kernel: Kernel, given: list[Tensor]) -> list[Tensor]:
     y, *after = _by_torch(kernel, given)
     return [y, *(t.clone() for t in after)]
+
+
+def recurrent_rank(seq_len: int, n_channels: int, most: int) -> int:
+    """Count the operators of a recurrence of dense matrices and gates, up to `most`.
+
+    Each pair of positions has one of its own, but at lag zero only gates act, channel by channel between fixed maps.
+
+    >>> [recurrent_rank(n, 4, 16) for n in (1, 4, 5, 6)]
+    [1, 10, 14, 16]
+
+    Args:
+        seq_len: number of positions.
+        n_channels: gated channels.
+        most: operators that a long sequence spans.
+    """
+    return min(most, min(seq_len, n_channels) + seq_len * (seq_len - 1) // 2)
