@@ -546,17 +546,19 @@ class ResidualBlock(SequenceMixer):
             return None
         # The identity is one more operator, in each half of the block; a norm's 1/rms is a scalar and adds none.
         # Canon before the channel mixer gives each of its units a row for each tap, and a shift one tap more; inside,
-        # it scales the unit's map.
-        units = 0 if self.channel is None else self.channel.down_proj.in_features
-        taps = 1 if self.canon_before is None else min(CANON_WIDTH, seq_len)
+        # it scales the unit's map. A gate on the outputs makes a unit of each of them, with the rows of all. Each unit
+        # has its rows times the operators of the first half, and no more than there are channels.
+        d_model, n_units = self.d_model, 0 if self.channel is None else self.channel.down_proj.in_features
+        n_rows = 1 if self.canon_before is None else min(CANON_WIDTH, seq_len)
         if isinstance(self.channel, ShiftedReLU):
-            width = self.channel.width_of_span(min(taps + 1, seq_len))
-        else:
-            width = taps * units
-        every = self.d_model**2
-        if isinstance(self.mixer_norm, LayerNorm):  # no map but the identity sees the mean that it takes out
-            every -= self.d_model - (self.norm != "residual")
-        return min(min(rank + 1, every) * (width + 1), every)
+            n_units, n_rows = d_model, min(n_rows + 1, seq_len) * n_units
+        first, most, read = rank + 1, d_model**2, d_model
+        if isinstance(self.mixer_norm, LayerNorm):  # it takes a direction from what maps read, or from what they write
+            centred = d_model * (d_model - 1)
+            first = min(first, centred + (self.norm != "residual"))
+            most = centred + {"input": 1, "residual": 0, "output": min(first, d_model)}[self.norm]
+            read -= self.norm != "output"
+        return min(first + n_units * min(n_rows * first, read), most)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> Any:
         mixer = self.mixer.empty_state(batch_size, dtype, device)
