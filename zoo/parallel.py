@@ -29,6 +29,7 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from zoo.adapters.states import Carried
 from zoo.backbone import Backbone
 from zoo.blocks import Experts, Stack
+from zoo.contract import SequenceMixer
 from zoo.ops.experts import Load
 from zoo.ops.ranks import Act, spread_by
 from zoo.ops.time import Lengths, as_lengths, require_within
@@ -147,7 +148,7 @@ class SequenceParallel(nn.Module):
         stack = model.layers if isinstance(model, Backbone) else model
         layers: Sequence[Any] = stack.chain() if isinstance(stack, Stack) else [stack]
         experts = [each for each in model.modules() if isinstance(each, Experts) and each.training]
-        alone = [each for each in model.modules() if getattr(each, "apart", ()) and each.training]
+        alone = [each for each in model.modules() if isinstance(each, SequenceMixer) and each.apart and each.training]
         memories = [_memory(layer) for layer in layers]
         at_once = self.n_ranks > 1 and None not in memories and min(parts) >= max(2, *(n or 0 for n in memories))
         outputs, loads, own_losses = [], [], []

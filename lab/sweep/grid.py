@@ -162,7 +162,7 @@ def expand(experiment: Experiment, run_dir: Path) -> Grid:
         for choice in product(experiment.tune) if experiment.tune else ():
             trial = Configuration.of(configuration.options | choice, run_dir)
             if experiment.match and misses(trial.command.config, experiment.match):  # what is tuned sets a size
-                trial = of_size(options | choice)
+                trial = of_size({**options, **choice})
             found.setdefault(trial.key, trial)
         return [*found.values()]
 
