@@ -422,7 +422,7 @@ def test_state_bytes_is_what_stream_returns(case: Case, generator: torch.Generat
 
 @cases(variants=False, by_default=KINDS)
 def test_an_initial_state_can_be_learned(case: Case, generator: torch.Generator) -> None:
-    mixer, x = case.create(generator), (2 * draw(2, 20, D_MODEL, generator=generator)).requires_grad_()
+    mixer, x = case.create(generator).eval(), (2 * draw(2, 20, D_MODEL, generator=generator)).requires_grad_()
     _, state = mixer.stream(x)
     learned = map_state(lambda t: nn.Parameter(t.detach(), requires_grad=t.requires_grad), state)
     y, _ = mixer.stream(x, learned)
