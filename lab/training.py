@@ -452,9 +452,10 @@ def build_trainer(
         callbacks.append(training.Progress(options["log_every_n_steps"] or 50))
     options["enable_progress_bar"] = False
     if options["val_check_interval"] is None and options["check_val_every_n_epoch"] is None:
-        ends = options["max_steps"], (options["max_epochs"] or -1) * per_epoch
+        per_step = max(1, options["accumulate_grad_batches"])  # Lightning counts batches
+        ends = options["max_steps"], (options["max_epochs"] or -1) * per_epoch // per_step
         steps = min((end for end in ends if end >= 0), default=5 * VALIDATE_EVERY)
-        options["val_check_interval"] = min(VALIDATE_EVERY, max(1, steps // 5))
+        options["val_check_interval"] = per_step * min(VALIDATE_EVERY, max(1, steps // 5))
     if options["max_epochs"] in (None, -1):
         options |= _in_one_epoch(options)
     elif isinstance(options["val_check_interval"], float) and options["check_val_every_n_epoch"] is None:
