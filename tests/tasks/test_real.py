@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 from PIL import Image
@@ -144,6 +145,37 @@ def test_a_data_set_that_does_not_fit_is_refused_in_one_line(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         _ = tasks.create_task(name, **{"dataset": jsonl, **options}).spec
+
+
+@pytest.mark.parametrize(
+    ("image", "label", "test", "message"),
+    [
+        (np.full((2, 2), 300, dtype=np.uint16), 1, False, "8 bits"),  # 300 would be read as 255
+        (np.zeros((3, 2), dtype=np.uint8), 1, True, "one size"),  # in a split of its own
+        (None, 1, False, "None"),
+        (np.zeros((2, 2), dtype=np.uint8), -1, True, "-1"),
+        (np.zeros((2, 2), dtype=np.uint8), 0.5, False, "0.5"),  # would be read as 0
+        (np.zeros((2, 2), dtype=np.uint8), None, False, "None"),
+        (np.zeros((2, 2), dtype=np.uint8), "cat", False, "cat"),
+    ],
+)
+def test_pictures_and_classes_that_cannot_be_read_are_refused(
+    image: np.ndarray | None, label: object, test: bool, message: str, tmp_path: Path
+) -> None:
+    odd = {"image": [image if image is None else Image.fromarray(image)] * 10, "label": [label] * 10}
+    usual = {"image": [Image.fromarray(np.zeros((2, 2), dtype=np.uint8))] * 10, "label": [0] * 10}
+    splits = {"train": usual, "test": odd} if test else {"train": odd}
+    for split, columns in splits.items():
+        kinds = datasets.Features(image=datasets.Image(), label=datasets.Dataset.from_dict(columns).features["label"])
+        datasets.Dataset.from_dict(columns, features=kinds).to_parquet(tmp_path / f"{split}.parquet")
+    with pytest.raises(ValueError, match=rf"^images: [^\n]*{message}[^\n]*\Z"):
+        _ = tasks.create_task("images", dataset=str(tmp_path)).spec
+
+
+def test_rows_without_text_are_refused(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict({"text": ["a" * 100, None]}).to_parquet(tmp_path / "train.parquet")
+    with pytest.raises(ValueError, match=r"^text: [^\n]*None[^\n]*\Z"):
+        tasks.create_task("text", dataset=str(tmp_path), seq_len=4)
 
 
 def test_the_parts_of_data_lie_one_behind_the_other() -> None:

@@ -82,15 +82,29 @@ class Images(OfSplits, FiniteTask):
 
     def _loaded(self, dataset: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         mode = {"grey": "L", "rgb": "RGB"}[self.colour]
-        found = {}
+        found, sizes = {}, set()
         for split, rows in load_dataset(dataset, self.config, (self.image_column, self.label_column)).items():
-            pictures = [np.asarray(picture.convert(mode)) for picture in rows[self.image_column]]
-            if len(sizes := {picture.shape[:2] for picture in pictures}) != 1:
+            pictures = [self._pixels(picture, mode) for picture in rows[self.image_column]]
+            sizes |= {picture.shape[:2] for picture in pictures}
+            if len(sizes) != 1:
                 raise ValueError(f"the images of {dataset!r} must be of one size, got {len(sizes)} sizes")
             pixels = np.stack(pictures)
             flat = pixels.reshape(len(pixels), -1, *pixels.shape[3:])
-            found[split] = flat, np.asarray(rows[self.label_column], dtype=np.int64)
+            found[split] = flat, self._classes(split, list(rows[self.label_column]))
         return found
+
+    def _pixels(self, picture: Any, mode: str) -> np.ndarray:
+        own = getattr(picture, "mode", None)
+        if own is None or own[0] in "IF":  # more bits would be cut off at 255
+            got = "None" if own is None else f"mode {own}"
+            raise ValueError(f"{self.image_column} must hold pictures of 8 bits a channel, got {got}")
+        return np.asarray(picture.convert(mode))
+
+    def _classes(self, split: str, labels: list[Any]) -> np.ndarray:
+        for label in labels:
+            if not isinstance(label, int) or label < 0:
+                raise ValueError(f"{self.label_column} of {split} must be classes 0, 1, ..., got {label!r}")
+        return np.asarray(labels, dtype=np.int64)
 
     @property
     def _here(self) -> tuple[np.ndarray, np.ndarray]:

@@ -90,7 +90,7 @@ class Text(OfSplits):
         with named(self.name):
             if self.dataset is not None:
                 splits = load_dataset(self.dataset, self.config, (self.column,))
-                return {split: "\n".join(rows[self.column]).encode() for split, rows in splits.items()}
+                return {split: "\n".join(self._rows(split, rows)).encode() for split, rows in splits.items()}
             files = read_files(default_file() if self.path is None else Path(self.path).expanduser())
             for file, content in files.items() if self.unit == "characters" else ():
                 try:
@@ -98,6 +98,12 @@ class Text(OfSplits):
                 except UnicodeDecodeError as error:
                     raise ValueError(f"{file} is not UTF-8 at byte {error.start}; take unit=bytes") from None
             return {"train": b"".join(files.values())}
+
+    def _rows(self, split: str, rows: Any) -> list[str]:
+        for row, said in enumerate(texts := list(rows[self.column])):
+            if not isinstance(said, str):
+                raise ValueError(f"{self.column} of {split} must hold text, got {said!r} in row {row}")
+        return texts
 
     @cached_property
     def _alphabet(self) -> np.ndarray:
