@@ -44,7 +44,7 @@ def examples(run_dir: Path, split: str, n: int) -> Examples:
         n: number of examples.
 
     Raises:
-        ValueError: no run of train.py, or its task cannot be built here.
+        ValueError: no run of train.py, its task cannot be built here, or some of the examples are padded.
     """
     import torch
 
@@ -53,6 +53,11 @@ def examples(run_dir: Path, split: str, n: int) -> Examples:
     config = read_config(run_dir)
     task = build_task(config)
     arrays = sample_split(task, split, at_most(task, split, n), config["seed"])
+    if "lengths" in arrays and arrays["lengths"].min() < task.spec.seq_len:
+        raise ValueError(
+            f"{task.name} has rows of several lengths, and a model is measured on sequences without padding: "
+            "zoo heads --inputs reads some of one length"
+        )
     mixture = config["task"].get("mixture")
     name = task.name if mixture is None else f"{task.name}, the longest of {count(len(mixture), 'shape')}"
     inputs, labels = (torch.from_numpy(arrays[key]) for key in ("inputs", "labels"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -82,3 +83,16 @@ def test_what_cannot_be_read_is_refused_in_one_line(run: Path, capsys: pytest.Ca
     ):
         assert command.main(["heads", *flags]) == 2
         assert says in error_line(capsys, "zoo")
+
+
+def test_rows_that_are_padded_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Operators and scores are of whole sequences: padding would be read as if it were input."""
+    inputs, file = np.random.default_rng(0).integers(20, size=(99, 5)), run.parent / "rows.npz"
+    config_file = run / "config.yaml"
+    given = yaml.safe_load(config_file.read_text()) | {"task": {"name": str(file), "vocab_size": 20, "n_classes": 20}}
+    config_file.write_text(yaml.safe_dump(given))
+    for shortest, status in ((5, 0), (3, 2)):
+        lengths = np.resize([5, shortest], 99)
+        np.savez(file, inputs=inputs, labels=inputs, lengths=lengths)
+        assert command.main(["heads", str(run), "--sequences", "2", "--others", "2", "--processes", "1"]) == status
+        assert "lengths" not in capsys.readouterr().out
