@@ -98,6 +98,14 @@ def test_arrays_are_read_first_and_scored_after(tmp_path: Path, rng: np.random.G
         np.savez(file, inputs=inputs, labels=none)
         with pytest.raises(ValueError, match="no label in the 3 sequences"):
             model_inputs("nowhere", MODEL, None, 2, 3, arrays=file)
+    np.savez(file, inputs=inputs, labels=np.full((5, 6, 3), np.inf))
+    with pytest.raises(ValueError, match="labels must be finite"):
+        model_inputs("nowhere", MODEL, None, 2, 3, arrays=file)
+    np.savez(file, inputs=inputs, lengths=np.full(5, 6))
+    assert model_inputs("nowhere", MODEL, None, 2, 3, arrays=file).inputs.tolist() == inputs[:2].tolist()
+    np.savez(file, inputs=inputs, lengths=np.arange(2, 7))  # padding would be read as input
+    with pytest.raises(ValueError, match="lengths must be 6, got 2"):
+        model_inputs("nowhere", MODEL, None, 2, 3, arrays=file)
     for content in (b"", b"no arrays"):
         file.write_bytes(content)
         with pytest.raises(ValueError, match=r"is no \.npz file"):

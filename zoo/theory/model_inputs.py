@@ -138,6 +138,10 @@ def _of_arrays(file: Path, model: Backbone, n_inputs: int, n_others: int | None)
         raise ValueError(f"--inputs {file} is no .npz file with the array inputs: {error}") from None
     if inputs.ndim not in (2, 3):
         raise ValueError(f"--inputs {file}: inputs must be (n, seq) or (n, seq, d_input), got {tuple(inputs.shape)}")
+    if "lengths" in held and (shortest := int(held["lengths"].min(initial=inputs.shape[1]))) < inputs.shape[1]:
+        raise ValueError(
+            f"--inputs {file}: padding would be read as input: lengths must be {inputs.shape[1]}, got {shortest}"
+        )
     regression = labels is not None and labels.is_floating_point()
     of_classes, of_numbers = tuple(inputs.shape[:2]), (*inputs.shape[:2], model.n_outputs)
     if labels is not None and labels.shape != (of_numbers if regression else of_classes):
@@ -145,6 +149,8 @@ def _of_arrays(file: Path, model: Backbone, n_inputs: int, n_others: int | None)
             f"--inputs {file}: labels must be {of_classes} classes or {of_numbers} numbers, got {tuple(labels.shape)} "
             f"of {labels.dtype}"
         )
+    if labels is not None and bool(labels.isinf().any()):
+        raise ValueError(f"--inputs {file}: labels must be finite, or NaN for none, got inf")
     for name, limit in (("inputs", model.vocab_size), ("labels", model.n_outputs)):
         if limit is not None and name in found and not found[name].is_floating_point():
             values = found[name][found[name] != -100] if name == "labels" else found[name]
