@@ -69,7 +69,9 @@ def _experts(theirs: Any, router: str = "gate") -> Part:
 
 
 def _with_shared(experts: Part, shared: Part) -> Part:
-    """Join both, seen from the module that has them."""
+    """Join both, seen from the module that has them; a shared expert of width zero adds nothing."""
+    if not shared.options["d_channel"]:
+        return experts
     table = experts.table | {f"shared.{name}": it for name, it in shared.table.items()}
     return Part(experts.options | {"d_shared": shared.options["d_channel"]}, table, {})
 

@@ -315,6 +315,8 @@ def read_model(theirs: Any, weights: Weights) -> Backbone:
     activation = ACTIVATIONS.get(next((o["channel"] for o in channels if "channel" in o), ""), "silu")
     name = next((n for n in ("hidden_act", "mlp_hidden_act") if hasattr(config, n)), "hidden_activation")
     expect(theirs, {"num_hidden_layers": (len(pattern), len(pattern) or "1 or more")})
+    narrowest = min((options["d_channel"] for options in channels if options), default=1)
+    expect(theirs, {"intermediate_size": (narrowest, narrowest or "1 or more")})
     expect(theirs, {f"eps of {path}": (value, eps[family.norm]) for path, value in eps.items()})
     if any(channels):
         expect(config, {name: (getattr(config, name, activation), activation)})

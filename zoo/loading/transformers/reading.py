@@ -174,8 +174,8 @@ class Weights:
 
     def fill(self, ours: nn.Module) -> None:
         """Put every parameter into `ours`, which was built on the meta device."""
-        if self.unread:
-            raise ValueError(f"{self.kind}: the zoo has no place for {few(list(self.unread.values()))}")
+        if unread := [path for path in self.unread.values() if self.theirs.get_parameter(path).numel()]:
+            raise ValueError(f"{self.kind}: the zoo has no place for {few(unread)}")
         shapes = {name: parameter.shape for name, parameter in ours.named_parameters()}
         like = next(iter(self.found.values()))
         for name, constant in self.constants.items():
