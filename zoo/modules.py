@@ -20,10 +20,11 @@ class Configured(nn.Module):
 
     `options` holds the arguments of the constructor, defaults too, as far as they are plain data: numbers, strings,
     None, and lists, tuples and mappings of these. The module's repr shows them; an attribute of the same name takes
-    precedence, since it holds the resolved value.
+    precedence, since it holds the resolved value. `objects` names the other arguments that are not defaults.
     """
 
     options: dict[str, Any]
+    objects: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -39,6 +40,7 @@ class Configured(nn.Module):
 def _remembering(init: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.signature(init)
     keywords = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
+    defaults = {p.name: p.default for p in signature.parameters.values()}
 
     @functools.wraps(init)
     def remember(self: Configured, *args: Any, **kwargs: Any) -> None:
@@ -48,6 +50,7 @@ def _remembering(init: Callable[..., None]) -> Callable[..., None]:
             named = dict(list(given.arguments.items())[1:])
             named |= named.pop(keywords, {})
             vars(self)["options"] = {k: copy.deepcopy(v) for k, v in named.items() if _is_plain(v)}
+            vars(self)["objects"] = tuple(k for k, v in named.items() if not _is_plain(v) and v is not defaults.get(k))
         init(self, *args, **kwargs)
 
     return remember

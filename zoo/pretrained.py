@@ -122,18 +122,12 @@ def write(module: Configured, path: str | os.PathLike[str]) -> None:
     """Write class, options and weights to one safetensors file, whole or not at all.
 
     Raises:
-        ValueError: a module whose options do not build it again: it was built from modules, or changed afterwards; one
+        ValueError: a module whose options do not build it again: it was built from objects, or changed afterwards; one
             in shards.
         OSError: the folder is not there or cannot be written.
     """
     record, weights = _record(module), module.state_dict()
-    try:
-        fresh = build(type(module), module.options)
-    except TypeError:
-        raise ValueError(
-            f"{type(module).__name__} is built from modules, which no file names: save its parts, or its state_dict"
-        ) from None
-    if found := misfit(fresh.state_dict(), weights):
+    if found := misfit(build(type(module), module.options).state_dict(), weights):
         raise ValueError(f"the module is not the one that its options build, and could not be loaded: {found}")
     first: dict[tuple[Any, ...], str] = {}
     for name, t in weights.items():
@@ -254,8 +248,18 @@ def require_whole(module: Configured) -> None:
         )
 
 
+def require_plain(module: Configured) -> None:
+    """Raise ValueError for a module with arguments that a file cannot hold, such as modules."""
+    if module.objects:
+        raise ValueError(
+            f"{type(module).__name__} is built from objects, which no file names: {', '.join(module.objects)}; "
+            "save its parts, or its state_dict"
+        )
+
+
 def _record(module: Configured) -> dict[str, Any]:
     require_whole(module)
+    require_plain(module)
     return {"class": class_path(type(module)), "options": module.options}
 
 

@@ -226,6 +226,28 @@ def test_a_checkpoint_that_may_name_no_class_imports_none(tmp_path: Path) -> Non
         assert torch.equal(zoo.load(tmp_path / "model.ckpt", allow=allow).norm.weight, model.norm.weight)
 
 
+class Activated(nn.Linear):
+    def __init__(self, d_model: int, act: nn.Module = nn.GELU()) -> None:  # noqa: B008
+        super().__init__(d_model, d_model)
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(super().forward(x))
+
+
+def test_a_file_holds_no_option_that_is_an_object(tmp_path: Path) -> None:
+    name, path, x = f"{__name__}:Activated", tmp_path / "mixer.safetensors", torch.randn(2, 5, 8)
+    mixer = zoo.create_mixer(name, 8)
+    zoo.save(mixer, path)
+    assert torch.equal(zoo.load_mixer(path, allow=[name])(x), mixer(x))
+    with refused("Activated is built from objects, which no file names: act; "):
+        zoo.save(zoo.create_mixer(name, 8, act=nn.ReLU()), path)
+    model = zoo.Backbone({"name": name, "act": nn.ReLU()}, 8, vocab_size=5, n_outputs=5)
+    for suffix in ("ckpt", "safetensors"):
+        with refused("Backbone is built from objects, which no file names: mixer; "):
+            zoo.save(model, tmp_path / f"model.{suffix}")
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

@@ -184,7 +184,7 @@ def test_what_is_no_such_file_is_refused_in_a_line(tmp_path: Path, unchecked_sha
     zoo.save(mixer, path)
     refused(".* holds LSTM, which zoo.load_mixer reads", lambda: zoo.load(path))
     refused(r"zoo.save takes a mixer to a file with the suffix \.safetensors", lambda: zoo.save(mixer, "x.ckpt"))
-    refused("Stack is built from modules, which no file names: .*", lambda: zoo.save(Stack([mixer]), path))
+    refused("Stack is built from objects, which no file names: layers; .*", lambda: zoo.save(Stack([mixer]), path))
     mixer.register_buffer("more", torch.zeros(1))
     refused("the module is not the one that its options build, .*", lambda: zoo.save(mixer, path))
 

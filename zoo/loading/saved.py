@@ -21,7 +21,7 @@ from zoo.backbone import Backbone
 from zoo.contract import SequenceMixer
 from zoo.loading.names import CHECKPOINTS
 from zoo.lookup import unknown
-from zoo.pretrained import build, build_fitting, misfit, require_whole, with_allowed
+from zoo.pretrained import build, build_fitting, misfit, require_plain, require_whole, with_allowed
 from zoo.registry import MIXERS
 from zoo.report.files import write_atomically
 
@@ -50,7 +50,7 @@ def save(model: Backbone | SequenceMixer, path: str | os.PathLike[str]) -> None:
             of a `Backbone` itself only.
 
     Raises:
-        ValueError: no `Backbone` or mixer, or one that was built from modules or changed after it was built, and could
+        ValueError: no `Backbone` or mixer, or one that was built from objects or changed after it was built, and could
             not be built again; one in shards; a mixer or a class of your own to a file without the suffix.
         OSError: the folder is not there or cannot be written.
     """
@@ -63,6 +63,7 @@ def save(model: Backbone | SequenceMixer, path: str | os.PathLike[str]) -> None:
     if isinstance(model, SequenceMixer):
         raise ValueError(f"zoo.save takes a mixer to a file with the suffix {pretrained.SUFFIX}")
     require_whole(model)
+    require_plain(model)
     if type(model) is not Backbone:
         raise ValueError(f"{type(model).__name__} would be loaded as a Backbone: give the suffix {pretrained.SUFFIX}")
     held = model.state_dict()
