@@ -191,6 +191,13 @@ class RightOnly(Recurrence):
         return super().masked(a, mask, raw)
 
 
+class FFTInFloat32(LongConv):
+    """A convolution in float32, as most have it, beside its input in any dtype."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x.float()).to(x)
+
+
 class Branching(LongConv):
     """It takes one of two ways by its input's numbers."""
 
@@ -211,6 +218,7 @@ class StepAlone(Stepper):
         (Changed, "float32", "passed", "is not smooth"),
         (Changed, "one_by_one", "not_applicable", "an adapter of ten lines"),
         (Changed, "causality", "passed", ""),
+        (FFTInFloat32, "causality", "passed", ""),
         (Float32, "chunked", "passed", ""),
         (Changed, "costs", "not_applicable", "no training pass at 512 positions: ValueError: at most 100 positions"),
         (Changed, "gradient_decay", "not_applicable", "no gradient profile at 128 positions"),

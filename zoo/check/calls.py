@@ -11,7 +11,6 @@ from zoo.check.outcome import (
     Outcomes,
     attempting,
     equal,
-    relative_error,
     root_mean_square,
 )
 from zoo.check.property import checks
@@ -74,13 +73,15 @@ def _zero(did: str, change: Tensor, size: float) -> Outcome:
 
 
 def finest(subject: Subject) -> torch.dtype:
-    """Return float64 if the module computes in it, which a tiny change of its input shows; else its own dtype."""
+    """Return float64 if all of the module computes in it, so that tiny changes act smoothly; else its own dtype."""
     try:
         module, x = subject.module(torch.float64), subject.draw(dtype=torch.float64)
-        y, moved = subject.outputs(module, x), subject.outputs(module, x * (1 + 1e-10))
+        by = 1e-8 * subject.draw(seed=2, dtype=torch.float64)
+        y, ahead, behind = (subject.outputs(module, each) for each in (x, x + by, x - by))
     except Exception:  # noqa: BLE001 - a foreign module may raise anything
         return subject.dtype
-    return torch.float64 if y.dtype == x.dtype and 0 < relative_error(moved, y) < 1e-8 else subject.dtype
+    smooth = float((ahead + behind - 2 * y).norm()) < 1e-3 * float((ahead - behind).norm())
+    return torch.float64 if y.dtype == x.dtype and smooth else subject.dtype
 
 
 @checks("calls")
