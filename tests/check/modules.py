@@ -280,6 +280,26 @@ class Marked(nn.Module):
         return self.value(x)
 
 
+class Complex(nn.Module):
+    """A complex diagonal recurrence, of inputs that are turned by a table of angles."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.pole = nn.Parameter(torch.polar(torch.rand(d_model) / 2 + 0.4, 3 * torch.rand(d_model)))
+        self.register_buffer("turn", torch.polar(torch.ones(d_model), torch.rand(d_model)))
+        self.gain = nn.Parameter(torch.randn(d_model))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.stream(x)[0]
+
+    def stream(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        h, outputs = torch.zeros_like(x[:, 0] * self.turn) if state is None else state, []
+        for u in x.unbind(1):
+            h = self.pole * h + self.gain * u * self.turn
+            outputs.append(torch.view_as_real(h).prod(-1).tanh() + torch.view_as_real(h).sum(-1))
+        return torch.stack(outputs, dim=1).to(x), h
+
+
 PROTOCOLS: dict[type[nn.Module], str] = {
     Recurrence: "stream(x, state)",
     Attention: "(y, state) = module(x, state)",
@@ -294,5 +314,6 @@ PROTOCOLS: dict[type[nn.Module], str] = {
     Ragged: "stream(x, state)",
     Bidirectional: "forward alone",
     Marked: "forward alone",
+    Complex: "stream(x, state)",
 }
 """Right modules, and the protocol that the checks should find."""

@@ -149,7 +149,7 @@ class Adopted(SequenceMixer):
             module = self.made(*arguments, **options) if on_meta else self.module
             training = module.training
             numbers = torch.randn(3, TRIAL, self.d_model, generator=torch.Generator().manual_seed(0), device="cpu")
-            x = numbers.to(next(module.parameters(), torch.empty(0)))
+            x = numbers.to(next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0)))
             module.eval()
             if on_meta:
                 settle(self.module, x.to("meta"))

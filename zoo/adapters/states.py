@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.adapters.protocols import Adapter
+from zoo.modules import complex_of
 
 
 def tensors_of(state: Any) -> Iterator[Tensor]:
@@ -49,18 +50,21 @@ class Part(NamedTuple):
         shape: sizes of the other axes after one position.
         growth: sizes that each further position adds to `shape`.
         dtype: None if it follows the activations.
+        complex: whether its numbers are complex.
     """
 
     rows: int | None
     shape: tuple[int, ...]
     growth: tuple[int, ...]
     dtype: torch.dtype | None
+    complex: bool
 
     def empty(self, batch_size: int, dtype: torch.dtype | None, device: Any, after: int | None = None) -> Tensor:
         """Return zeros in the shape after `after` positions; by default before the first: growing axes are empty."""
         grown = zip(self.shape, self.growth, strict=True)
         sizes = [0 if after is None and slope else size + slope * ((after or 1) - 1) for size, slope in grown]
-        return torch.zeros(batch_size, *sizes, dtype=self.dtype or dtype, device=device)
+        follows = complex_of(dtype or torch.get_default_dtype()) if self.complex else dtype
+        return torch.zeros(batch_size, *sizes, dtype=self.dtype or follows, device=device)
 
 
 def parts_of(adapter: Adapter, module: nn.Module, x: Tensor) -> tuple[Part, ...]:
@@ -84,8 +88,8 @@ def parts_of(adapter: Adapter, module: nn.Module, x: Tensor) -> tuple[Part, ...]
         rows = differ[0] if differ else None
         others = [axis for axis in range(a.ndim) if axis != rows]
         growth = tuple((c.shape[axis] - a.shape[axis]) // 4 for axis in others)
-        dtype = None if a.dtype == x.dtype else a.dtype
-        found.append(Part(rows, tuple(a.shape[axis] for axis in others), growth, dtype))
+        dtype = None if a.dtype == (complex_of(x.dtype) if a.is_complex() else x.dtype) else a.dtype
+        found.append(Part(rows, tuple(a.shape[axis] for axis in others), growth, dtype, a.is_complex()))
     return tuple(found)
 
 

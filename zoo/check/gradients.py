@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from zoo.check.calls import finest
-from zoo.check.outcome import NotApplicableError, Outcome, Outcomes
+from zoo.check.outcome import NotApplicableError, Outcome, Outcomes, real, root_mean_square
 from zoo.check.property import checks
 from zoo.check.subject import Subject
 
@@ -74,8 +74,10 @@ def _derivatives(subject: Subject, dtype: torch.dtype) -> Outcomes:
         return difference, abs(ahead - behind) / 2, allowed + step.rounding * float(weighted.norm()) / step.size
 
     for seed, (name, t) in enumerate(tensors.items()):
-        direction = subject.normal(t.shape, seed=10 + seed).to(t) * max(float(t.detach().square().mean().sqrt()), 1e-3)
-        derivative = float((found[seed].double() * direction.double()).sum())
+        direction = subject.normal(real(t).shape, seed=10 + seed).to(real(t)) * max(root_mean_square(t), 1e-3)
+        derivative = float((real(found[seed]).double() * direction.double()).sum())
+        if t.is_complex():
+            direction = torch.view_as_complex(direction)
         difference, _, allowed = told(t, direction, derivative, first)
         if abs(difference - derivative) > allowed:
             again, apart, bound = told(t, direction, derivative, further)

@@ -83,6 +83,7 @@ def equal(did: str, actual: Tensor, expected: Tensor, **measured: Any) -> Outcom
     """Return an outcome that passes if the two tensors agree up to `TOLERANCES`."""
     if actual.shape != expected.shape:
         return Outcome(False, did, f"shape {tuple(actual.shape)}", f"{tuple(expected.shape)}", measured)
+    actual, expected = real(actual), real(expected)
     bad = int((~actual.isfinite()).sum())
     difference = float((actual.detach().double() - expected.detach().double()).abs().max()) if actual.numel() else 0.0
     size = f"numbers of size {root_mean_square(expected):.2g}"
@@ -105,6 +106,7 @@ def miss(actual: Tensor, expected: Tensor) -> float:
         raise ValueError(f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
     if actual.numel() == 0:
         return 0.0
+    actual, expected = real(actual), real(expected)
     tolerance = max(TOLERANCES[actual.dtype], TOLERANCES[expected.dtype])  # the coarser one
     actual, expected = actual.detach().double(), expected.detach().double()
     if not actual.isfinite().all() or not expected.isfinite().all():
@@ -114,8 +116,14 @@ def miss(actual: Tensor, expected: Tensor) -> float:
     return float(((actual - expected).abs() / allowed).max())
 
 
+def real(t: Tensor) -> Tensor:
+    """Return a tensor without its graph; of a complex one real and imaginary parts, along a further axis."""
+    return torch.view_as_real(t.detach().resolve_conj()) if t.is_complex() else t.detach()
+
+
 def root_mean_square(t: Tensor) -> float:
     """Return the root mean square of a tensor."""
+    t = real(t)
     return float(t.detach().double().square().mean().sqrt()) if t.numel() else 0.0
 
 

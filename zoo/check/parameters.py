@@ -95,7 +95,7 @@ def _matters(subject: Subject, name: str, others: Mapping[str, list[Any]]) -> bo
 def _fingerprint(subject: Subject, options: Mapping[str, Any]) -> list[Any] | str | None:
     """Return parameters, buffers, outputs in both modes and state; the error of a call; None if it is not built."""
     try:
-        module = subject.make(options).to(subject.device, subject.dtype)
+        module = subject.placed(subject.make(options))
     except Exception:  # noqa: BLE001 - a value that the constructor refuses shows nothing
         return None
     found = [*module.parameters(), *module.buffers()]
@@ -140,7 +140,7 @@ def state_dict(subject: Subject) -> Outcomes:
     x, did = subject.draw(), "state_dict was saved and loaded into another module"
     first, other = subject.module(), subject.module()
     if not isinstance(subject.made_of, nn.Module):
-        other = subject.make(seed=5).to(subject.device, subject.dtype).eval()
+        other = subject.placed(subject.make(seed=5)).eval()
     disturb(other)
     with attempting(did, "the same outputs"):
         file = io.BytesIO()
@@ -153,5 +153,5 @@ def state_dict(subject: Subject) -> Outcomes:
 def disturb(module: nn.Module) -> None:
     """Change every parameter."""
     for p in module.parameters():
-        if p.is_floating_point():
+        if p.is_floating_point() or p.is_complex():
             p.data = p.data + 1

@@ -18,6 +18,7 @@ from zoo.adapters.factories import Factory, built_with, nudge, require_batch_fir
 from zoo.adapters.protocols import Adapter, find_adapter, load_adapter
 from zoo.check.outcome import NotApplicableError, describe_error, miss
 from zoo.errors import UsageError
+from zoo.modules import in_dtype
 from zoo.registry import MIXERS, create_mixer, mixer_class
 from zoo.seeds import seeded
 from zoo.targets import load
@@ -98,6 +99,10 @@ class Subject:
             raise TypeError(f"{self.name} must make a torch.nn.Module, it makes {type(made).__name__}")
         return made
 
+    def placed(self, module: nn.Module) -> nn.Module:
+        """Return the module on the subject's device, in its dtype."""
+        return in_dtype(module.to(self.device), self.dtype)
+
     def signature(self) -> inspect.Signature:
         """Return the parameters of the class or function; empty if they are not known."""
         return signature_of(self._options_of)
@@ -108,7 +113,7 @@ class Subject:
             made = copy.deepcopy(self.original)
         except Exception:  # noqa: BLE001 - the property deep_copy reports it
             made = self._built()
-        return made if dtype is None else made.to(dtype)
+        return made if dtype is None else in_dtype(made, dtype)
 
     def draw(
         self, batch_size: int = 2, seq_len: int | None = None, *, seed: int = 1, dtype: torch.dtype | None = None
@@ -221,7 +226,7 @@ class Subject:
         except (Exception, SystemExit) as error:  # a foreign constructor may raise anything
             hint = built_with(self.made_of, self.options)
             raise ValueError(f"{self.name} cannot be built: {describe_error(error)}{hint}") from error
-        module = module.to(self.device, self.dtype).eval()
+        module = self.placed(module).eval()
         require_batch_first(module)
         settle(module, self.draw())
         nudge(module)
