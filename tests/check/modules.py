@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -280,6 +282,34 @@ class Marked(nn.Module):
         return self.value(x)
 
 
+@dataclass(slots=True)
+class Held:
+    """A state without a `__dict__`: the last inputs, and their number."""
+
+    last: deque[Tensor]
+    n: int
+
+
+class Window(nn.Module):
+    """The sum of three inputs through a map, over their number; its state is an object with a queue."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.map = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.stream(x)[0]
+
+    def stream(self, x: Tensor, state: Held | None = None) -> tuple[Tensor, Held]:
+        held = Held(deque([x[:, 0] * 0] * 3 if state is None else state.last, 3), 0 if state is None else state.n)
+        outputs = []
+        for now in x.unbind(1):
+            held.last.append(now)
+            held.n += 1
+            outputs.append(self.map(torch.stack(tuple(held.last)).sum(0)) / min(held.n, 3))
+        return torch.stack(outputs, dim=1), held
+
+
 class Complex(nn.Module):
     """A complex diagonal recurrence, of inputs that are turned by a table of angles."""
 
@@ -315,5 +345,6 @@ PROTOCOLS: dict[type[nn.Module], str] = {
     Bidirectional: "forward alone",
     Marked: "forward alone",
     Complex: "stream(x, state)",
+    Window: "stream(x, state)",
 }
 """Right modules, and the protocol that the checks should find."""

@@ -130,6 +130,7 @@ STREAMING: dict[str, tuple[dict[str, Any], int]] = {
     f"{MODULES}:Several": ({}, 8 + 1 + 8),
     f"{MODULES}:Cached": ({}, 2 * 9 * 8),
     f"{MODULES}:Complex": ({}, 2 * 8),
+    f"{MODULES}:Window": ({}, 3 * 8),
 }
 """Modules with protocols of their own, their options, and the numbers of their states after nine positions."""
 

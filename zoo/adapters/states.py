@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
@@ -20,12 +21,13 @@ def tensors_of(state: Any) -> Iterator[Tensor]:
     elif isinstance(state, Mapping):
         for value in state.values():
             yield from tensors_of(value)
-    elif isinstance(state, (list, tuple)):
+    elif isinstance(state, (list, tuple, deque)):
         for value in state:
             yield from tensors_of(value)
-    elif hasattr(state, "__dict__") and not isinstance(state, (nn.Module, type)):
-        for value in vars(state).values():
-            yield from tensors_of(value)
+    elif not isinstance(state, (nn.Module, type)):
+        slots = [name for kind in type(state).__mro__ for name in getattr(kind, "__slots__", ()) if name[:2] != "__"]
+        for name in (*slots, *getattr(state, "__dict__", ())):
+            yield from tensors_of(getattr(state, name, None))
 
 
 def with_tensors(state: Any, make: Callable[[int, Tensor], Tensor]) -> Any:
