@@ -205,6 +205,14 @@ class Branching(LongConv):
         return super().forward(x) if x.sum() < 1e9 else x
 
 
+class LossBeside(LongConv):
+    """Returns a loss beside the outputs, and takes padding by a mask: the second argument, but no state."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        y = super().forward(x if mask is None else x * mask.unsqueeze(-1))
+        return y, y.square().mean()
+
+
 class StepAlone(Stepper):
     """Its step returns no state."""
 
@@ -239,6 +247,7 @@ class StepAlone(Stepper):
         ("linear_attention", "rank", "passed", "heads for an error of 10 %"),
         (Branching, "exports", "not_applicable", "the module branches on its numbers"),
         (StepAlone, "one_by_one", "not_applicable", "no way to continue from a state is known"),
+        (LossBeside, "one_by_one", "not_applicable", "no way to continue from a state is known"),
         (lambda d: nn.LSTM(d, d, batch_first=True), "chunked", "passed", "512 positions"),
         (lambda d: nn.GRU(d, d, 2, batch_first=True), "chunked", "passed", "512 positions"),
     ],

@@ -251,7 +251,8 @@ class Pair(Adapter):
     @classmethod
     def find(cls, module: nn.Module, x: Tensor) -> Adapter | None:
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        if sum(p.kind in positional for p in arguments_of(module).values()) < 2:
+        takes = [name for name, p in arguments_of(module).items() if p.kind in positional]
+        if len(takes) < 2 or "mask" in takes[1]:
             return None
         output = module(x)
         if not isinstance(output, tuple) or len(output) != 2 or output[1] is None:
