@@ -258,6 +258,32 @@ def test_the_answer_of_a_property(make: Any, name: str, verdict: str, said: str)
     assert (finding.verdict, said in finding.detail) == (verdict, True), finding.detail
 
 
+class Few(Stepper):
+    """Takes 16 positions at most, or multiples of 16."""
+
+    def __init__(self, d_model: int, most: bool, scale: float = 1.0) -> None:
+        super().__init__(d_model)
+        self.most, self.scale = most, scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] > 16 if self.most else x.shape[1] % 16:
+            raise ValueError("16 positions")
+        return self.scale * super().forward(x)
+
+    def step(self, x: Tensor, state: Any = None) -> Any:
+        y, h = super().step(x, state)
+        return self.scale * y, h
+
+
+@pytest.mark.parametrize("most", [True, False])
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_a_refused_length_fails_by_itself(most: bool) -> None:
+    names = ("lengths", "float64", "float32", "bfloat16", "autocast", "large_inputs", "tiny_inputs", "options_matter")
+    only = [*names, "compiles", "exports"]
+    report = check(Few, d_model=D_MODEL, seq_len=16, options={"most": most}, only=only)
+    assert [each.property for each in report.failed] == ["lengths"], report.failed
+
+
 @pytest.mark.parametrize("graphs", ["one graph", "several graphs"])
 def test_a_graph_may_break(graphs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def compiled(function: Any, *, backend: str, fullgraph: bool = False) -> Any:

@@ -20,7 +20,7 @@ _BACKEND = "aot_eager_default_partitioner"
 @checks("compilers", slow=True)
 def compiles(subject: Subject) -> Outcomes:
     """Check that compiled forward and backward passes equal eager ones, without a code generator."""
-    module, x = subject.module(), subject.draw(seq_len=8).requires_grad_()
+    module, x = subject.module(), subject.draw(seq_len=subject.fitting(8)).requires_grad_()
     did = "the module was compiled by torch.compile"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the tracers, about their internals
@@ -50,7 +50,8 @@ def compiles(subject: Subject) -> Outcomes:
 @checks("compilers", slow=True)
 def exports(subject: Subject) -> Outcomes:
     """Check that an exported program gives the outputs of the module, at least at the length of its example."""
-    plain, x, other = subject.plain(), subject.draw(seq_len=12), subject.draw(seq_len=12, seed=2)
+    n, plain = subject.fitting(12), subject.plain()
+    x, other = subject.draw(seq_len=n), subject.draw(seq_len=n, seed=2)
     did = "the module was exported by torch.export, and another sequence of that length went through the program"
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")

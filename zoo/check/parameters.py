@@ -99,7 +99,7 @@ def _fingerprint(subject: Subject, options: Mapping[str, Any]) -> list[Any] | st
     except Exception:  # noqa: BLE001 - a value that the constructor refuses shows nothing
         return None
     found = [*module.parameters(), *module.buffers()]
-    x = subject.draw(seq_len=_LENGTH)
+    x = subject.draw(seq_len=subject.fitting(_LENGTH))
     try:
         found += [subject.outputs(module.train(mode), x) for mode in (False, True)]
         if subject.protocol.streams:

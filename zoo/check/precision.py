@@ -56,7 +56,7 @@ def bfloat16(subject: Subject) -> Outcomes:
 def autocast(subject: Subject) -> Outcomes:
     """Check that under autocast to bfloat16 a float32 module stays finite and near float32, at any length."""
     did = "a float32 module ran under autocast to bfloat16"
-    module, x = subject.module(torch.float32), subject.draw(seq_len=_LENGTH, dtype=torch.float32).requires_grad_()
+    module, x = subject.module(torch.float32), _draw(subject, torch.float32)
     expected, device = subject.outputs(module, x), torch.device(subject.device).type
     with attempting(did, "outputs and gradients"):
         with torch.autocast(device, dtype=torch.bfloat16):
@@ -76,7 +76,7 @@ def autocast(subject: Subject) -> Outcomes:
 def _in_dtype(subject: Subject, dtype: torch.dtype) -> Outcomes:
     """Compare the module in a dtype with the float64 result of the same rounded parameters."""
     did = f"module and input were converted to {dtype}"
-    module, x = subject.module(dtype), subject.draw(seq_len=_LENGTH, dtype=dtype).requires_grad_()
+    module, x = subject.module(dtype), _draw(subject, dtype)
     with attempting(did, f"outputs in {dtype}"):
         y = subject.whole(module, x)
     yield Outcome(y.dtype == dtype, did, f"outputs in {y.dtype}", f"outputs in {dtype}")
@@ -85,7 +85,8 @@ def _in_dtype(subject: Subject, dtype: torch.dtype) -> Outcomes:
     yield Outcome(not broken, did, broken or _FINITE, _FINITE)
     outputs = [y]
     if dtype == torch.bfloat16 and subject.protocol.streams:
-        sizes = [1] * _LENGTH if subject.protocol.longest == 1 else [1, 20, _LENGTH - 21]
+        n = x.shape[1]
+        sizes = [1] * n if subject.protocol.longest == 1 else [1, n // 3, n - n // 3 - 1]
         with attempting(f"{did}, and the input streamed", f"outputs in {dtype}"), torch.no_grad():
             outputs.append(subject.chunks(module, x.detach(), sizes))
     try:
@@ -94,6 +95,10 @@ def _in_dtype(subject: Subject, dtype: torch.dtype) -> Outcomes:
         return
     error = max(relative_error(each, wide) for each in outputs)
     yield _near(subject, did, "float64", dtype, error)
+
+
+def _draw(subject: Subject, dtype: torch.dtype) -> Tensor:
+    return subject.draw(seq_len=subject.fitting(_LENGTH), dtype=dtype).requires_grad_()
 
 
 def _nothing_narrower(subject: Subject) -> Outcome:
@@ -116,7 +121,7 @@ def _moved(
     """
     y: list[Tensor] = []
     for way in (1, 0, -1):
-        module, x = subject.module(dtype), subject.draw(seq_len=part.stop, dtype=dtype)
+        module, x = subject.module(dtype), subject.draw(seq_len=subject.fitting(part.stop), dtype=dtype)
         for seed, t in enumerate((x, *module.parameters()), first_seed):
             if t.is_floating_point():
                 t *= 1 + way * size * subject.normal(t.shape, seed).to(t)
@@ -180,7 +185,7 @@ def tiny_inputs(subject: Subject) -> Outcomes:
 def _finite(subject: Subject, sizes: tuple[float, ...]) -> Outcomes:
     for size in sizes:
         did = f"inputs of size {size:g} went through, and their gradients back"
-        module, x = subject.module(), (size * subject.draw(seq_len=_LENGTH)).requires_grad_()
+        module, x = subject.module(), (size * _draw(subject, subject.dtype).detach()).requires_grad_()
         with attempting(did, _FINITE):
             broken = _not_finite(subject.whole(module, x), module, x)
         yield Outcome(not broken, did, broken or "all finite", _FINITE)

@@ -161,6 +161,10 @@ class Subject:
             return False
         return True
 
+    def fitting(self, seq_len: int) -> int:
+        """Return this length if the module takes it, else `seq_len`: the property `lengths` is about that."""
+        return seq_len if self.takes(seq_len) else self.seq_len
+
     def trained(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Return the parameters that require a gradient by name, without those that vectors as input do not use."""
         bypassed = {id(p) for p in self.protocol.bypassed(module)}
