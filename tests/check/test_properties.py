@@ -205,6 +205,12 @@ class Branching(LongConv):
         return super().forward(x) if x.sum() < 1e9 else x
 
 
+class Untold(nn.Module):
+    """Its forward tells no arguments, as those of torch.jit."""
+
+    forward = torch.tanh
+
+
 class LossBeside(LongConv):
     """Returns a loss beside the outputs, and takes padding by a mask: the second argument, but no state."""
 
@@ -247,6 +253,7 @@ class StepAlone(Stepper):
         ("linear_attention", "rank", "passed", "heads for an error of 10 %"),
         (Branching, "exports", "not_applicable", "the module branches on its numbers"),
         (StepAlone, "one_by_one", "not_applicable", "no way to continue from a state is known"),
+        (Untold, "padding", "not_applicable", "takes no lengths"),
         (LossBeside, "one_by_one", "not_applicable", "no way to continue from a state is known"),
         (lambda d: nn.LSTM(d, d, batch_first=True), "chunked", "passed", "512 positions"),
         (lambda d: nn.GRU(d, d, 2, batch_first=True), "chunked", "passed", "512 positions"),

@@ -94,6 +94,11 @@ def test_properties_parametrise_a_test(each: Any) -> None:
         (lambda: 3, {}, "it makes int"),
         (lambda d: nn.LSTM(d, d), {}, "batch_first=True"),
         (lambda d: nn.Flatten(), {}, "does not take"),
+        (
+            Recurrence(8).to("meta"),
+            {},
+            "Recurrence cannot be built: NotImplementedError: Cannot copy out of meta tensor",
+        ),
     ],
 )
 @pytest.mark.usefixtures("unchecked_shapes")

@@ -22,7 +22,7 @@ from zoo.adapters.factories import (
     widths_of,
     with_width,
 )
-from zoo.adapters.protocols import Adapter, Forward, find_adapter, first_tensor
+from zoo.adapters.protocols import Adapter, Forward, arguments_of, find_adapter, first_tensor
 from zoo.adapters.states import Carried, Part, parts_of, run
 from zoo.contract import SequenceMixer
 from zoo.errors import UsageError, raised_at
@@ -65,7 +65,7 @@ class Adopted(SequenceMixer):
             arguments, options = with_width(self.made, d_model, options)
             self.module = self._build(arguments, options)
             require_batch_first(self.module)
-        self._takes_lengths = "lengths" in inspect.signature(self.module.forward).parameters
+        self._takes_lengths = "lengths" in arguments_of(self.module)
         self._try(arguments, options)
 
     def __reduce__(self) -> Any:

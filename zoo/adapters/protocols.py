@@ -37,8 +37,11 @@ def first_tensor(output: Any) -> Tensor:
 
 
 def arguments_of(module: nn.Module) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of the module's `forward`."""
-    return inspect.signature(module.forward).parameters
+    """Return the parameters of the module's `forward`; none if torch.jit made it, which does not tell."""
+    try:
+        return inspect.signature(module.forward).parameters
+    except ValueError:
+        return {}
 
 
 class Adapter:

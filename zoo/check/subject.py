@@ -226,11 +226,10 @@ class Subject:
 
     def _built(self) -> nn.Module:
         try:
-            module = self.make()
+            module = self.placed(self.make()).eval()
         except (Exception, SystemExit) as error:  # a foreign constructor may raise anything
             hint = built_with(self.made_of, self.options)
             raise ValueError(f"{self.name} cannot be built: {describe_error(error)}{hint}") from error
-        module = self.placed(module).eval()
         require_batch_first(module)
         settle(module, self.draw())
         nudge(module)
