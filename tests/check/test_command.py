@@ -98,6 +98,7 @@ def test_an_adapter_of_a_file_teaches_a_protocol(
         (["lstm", "--adapter", "torch.nn:LSTM"], "no subclass of zoo.check.Adapter"),
         (["torch.nn:LSTM", "--option", "hidden_size=16"], "--option batch_first=true"),
         (["torch:pi"], "torch:pi is float"),
+        (["torch.nn:LSTM", "--option", "hiden_size=16"], "unknown option 'hiden_size' (did you mean 'hidden_size'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

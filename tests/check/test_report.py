@@ -20,6 +20,7 @@ from tests.check.planted import ERRORS
 from zoo import create_mixer
 from zoo.__main__ import main
 from zoo.check import ConformanceError, Finding, Report, check, properties
+from zoo.check.command import read_option
 from zoo.check.report import as_html, print_card
 
 
@@ -72,6 +73,21 @@ def test_the_command_of_a_failure_finds_it_again(
     (again,) = json.loads((tmp_path / "again.json").read_text())["findings"]
     assert (again["detail"], again["reproduce"]) == (finding.detail, finding.reproduce)
     assert finding.reproduce in capsys.readouterr().out
+
+
+class Named(nn.Linear):
+    def __init__(self, d_model: int, kind: str) -> None:
+        super().__init__(d_model, d_model)
+        self.kind = kind
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).flip(1)
+
+
+@pytest.mark.parametrize("kind", ["2", "none", "True", "two words", "(1)", "it's"])
+def test_the_command_of_a_failure_keeps_texts(kind: str) -> None:
+    (finding,) = check(f"{__name__}:Named", d_model=4, options={"kind": kind}, only=["causality"]).failed
+    assert read_option(shlex.split(finding.reproduce)[-1]) == ("kind", kind)
 
 
 def test_a_seed_changes_parameters_and_inputs() -> None:

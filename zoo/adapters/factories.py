@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from zoo.adapters.protocols import find_adapter
+from zoo.errors import unknown
 
 Factory = Callable[..., Any]
 
@@ -73,15 +74,20 @@ def _is_config(parameter: inspect.Parameter) -> bool:
 
 
 def built_with(factory: Factory, given: Collection[str]) -> str:
-    """Return what a class needs to be built besides the options that are given; empty if nothing is known.
+    """Return what a class needs to be built other than the options that are given; empty if nothing is known.
 
-    A configuration of an unknown class, or options without a default.
+    A configuration of an unknown class, options that it has, or options without a default.
     """
     parameters = [*signature_of(factory).parameters.values()]
     if parameters and _is_config(parameters[0]):
         name = getattr(factory, "__name__", "Mixer")
         example = f"class Mine({name}): def __init__(self, d_model): super().__init__(Config(hidden_size=d_model))"
         return f"; it takes a {parameters[0].name}: give a class that builds it, such as {example}"
+    valid = [each.name for each in parameters]
+    if parameters and parameters[-1].kind is not parameters[-1].VAR_KEYWORD:
+        for name in given:
+            if name not in valid:
+                return f"; {unknown('option', name, valid)}"
     for each in parameters if widths_of(factory) else parameters[1:]:
         needed = each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
         if needed and each.name not in {*WIDTHS, *given}:

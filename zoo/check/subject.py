@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from zoo.adapters.factories import Factory, built_with, nudge, require_batch_first, settle, signature_of, with_width
 from zoo.adapters.protocols import Adapter, find_adapter, load_adapter
+from zoo.check.command import read_option
 from zoo.check.outcome import NotApplicableError, describe_error, miss
 from zoo.errors import UsageError
 from zoo.modules import in_dtype
@@ -212,7 +213,7 @@ class Subject:
         words = ["zoo", "check", self.target, "--only", name]
         for key, value in given.items():
             if key == "options":
-                words += [word for option in value.items() for word in ("--option", "{}={}".format(*option))]
+                words += [word for option in value.items() for word in ("--option", _written(*option))]
             elif value is True:
                 words.append(f"--{key}")
             else:
@@ -278,6 +279,12 @@ def _find(target: Any, options: Mapping[str, Any]) -> tuple[Any, Any, dict[str, 
             f"{target} is {type(found).__name__}: name a torch.nn.Module class, or a function that makes one"
         )
     return found, found, dict(options)
+
+
+def _written(name: str, value: Any) -> str:
+    """Return NAME=VALUE as `read_option` reads it: in quotes if it would take a text for something else."""
+    text = f"{name}={value}"
+    return f"{name}={value!r}" if isinstance(value, str) and read_option(text)[1] != value else text
 
 
 def _is_plain(value: Any) -> bool:
