@@ -95,6 +95,27 @@ def test_a_plain_module_is_a_mixer() -> None:
     assert zoo.create_mixer("torch.nn:LSTM", 8, hidden_size=8, batch_first=True)(x).shape == x.shape
 
 
+class StartsAtZero(nn.Module):
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.map = nn.Linear(d_model, d_model)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.map.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.map(x)
+
+
+def test_a_module_that_draws_its_submodules_otherwise_is_reset_last() -> None:
+    mixer = zoo.create_mixer(f"{__name__}:StartsAtZero", 8)
+    before = mixer.module.map.bias.clone()
+    mixer.reset_parameters()
+    assert not mixer.module.map.weight.any()
+    assert not torch.equal(mixer.module.map.bias, before)
+
+
 def test_what_needs_a_stream_says_so() -> None:
     model = zoo.Backbone({"name": "hybrid", "pattern": [MEAN, "attention"]}, 8, vocab_size=5, n_outputs=5).eval()
     assert model.state_bytes(7) is None

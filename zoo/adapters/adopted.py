@@ -73,7 +73,7 @@ class Adopted(SequenceMixer):
         return _blank, (self.name, self.made), self.__dict__
 
     def reset_parameters(self) -> None:
-        for module in self.module.modules():
+        for module in reversed([*self.module.modules()]):  # one that draws its submodules otherwise comes after them
             if callable(reset := getattr(module, "reset_parameters", None)):
                 reset()
 
