@@ -95,6 +95,31 @@ def test_a_plain_module_is_a_mixer() -> None:
     assert zoo.create_mixer("torch.nn:LSTM", 8, hidden_size=8, batch_first=True)(x).shape == x.shape
 
 
+class Short(Stepper):
+    """Learned positions, of which there are few."""
+
+    def __init__(self, d_model: int, most: int) -> None:
+        super().__init__(d_model)
+        self.position = nn.Embedding(most, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.position(torch.arange(x.shape[1]))
+
+    def step(self, x: Tensor, state: Any = None) -> Any:
+        h, n = state or (None, 0)
+        y, h = super().step(x, h)
+        return y + self.position.weight[n], (h, n + 1)
+
+
+@pytest.mark.parametrize("most", [64, 40, 12])
+def test_a_module_that_takes_few_positions_is_a_mixer(most: int) -> None:
+    mixer, x = zoo.create_mixer(f"{__name__}:Short", 8, most=most).eval(), torch.randn(2, most, 8)
+    first, state = mixer.stream(x[:, :5])
+    torch.testing.assert_close(torch.cat((first, mixer.stream(x[:, 5:], state)[0]), 1), mixer(x))
+    with refused("Short cannot be run: IndexError"):
+        zoo.create_mixer(f"{__name__}:Short", 8, most=3)
+
+
 class StartsAtZero(nn.Module):
     def __init__(self, d_model: int) -> None:
         super().__init__()

@@ -29,8 +29,8 @@ from zoo.errors import UsageError, raised_at
 from zoo.ops.precision import Device, DType
 from zoo.targets import short
 
-TRIAL = 64
-"""Length of the trial sequences for a new module."""
+TRIALS = 64, 32, 8
+"""Lengths of the trial sequences for a new module: the first that it takes."""
 CLOSE = 1e-6, 1e-4
 """Allowed error of its chunks, relative to the largest output: in float64, and if it refuses float64."""
 
@@ -148,22 +148,34 @@ class Adopted(SequenceMixer):
         ):
             module = self.made(*arguments, **options) if on_meta else self.module
             training = module.training
-            numbers = torch.randn(3, TRIAL, self.d_model, generator=torch.Generator().manual_seed(0), device="cpu")
+            numbers = torch.randn(3, TRIALS[0], self.d_model, generator=torch.Generator().manual_seed(0), device="cpu")
             x = numbers.to(next((p for p in module.parameters() if p.is_floating_point()), torch.empty(0)))
             module.eval()
             if on_meta:
                 settle(self.module, x.to("meta"))
-            self._adapter = find_adapter(module, x)
-            whole = self._checked(self._adapter.whole(module, x), x)
+            x, whole = self._run_whole(module, x)
             self._why_whole = self._try_streaming(module, x, whole)
             self.whole_only = bool(self._why_whole)
             module.train(training)
+
+    def _run_whole(self, module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Find the adapter; return as many positions of x as the module takes, of `TRIALS`, and the outputs."""
+        first: Exception | None = None
+        for n in TRIALS:
+            part = x[:, :n]
+            self._adapter = find_adapter(module, part)
+            try:
+                return part, self._checked(self._adapter.whole(module, part), part)
+            except Exception as error:  # noqa: BLE001 - a foreign module may refuse a length in any way
+                first = first or error
+        assert first is not None
+        raise first
 
     def _try_streaming(self, module: nn.Module, x: Tensor, whole: Tensor) -> str:
         """Stream x and keep the parts of the state; return why the module cannot stream, nothing if it can."""
         if not self._adapter.streams:
             return "it has no stream, step, state or cache that is known"
-        cut, close, reason = TRIAL // 2, CLOSE[1], ""
+        cut, close, reason = x.shape[1] // 2, CLOSE[1], ""
         with suppress(Exception):  # float64 shows the loss of a state even if its contribution is small
             other = copy.deepcopy(module).double()
             nudge(other)
