@@ -219,6 +219,11 @@ class LossBeside(LongConv):
         return y, y.square().mean()
 
 
+class ScaledLoss(LossBeside):
+    def forward(self, x: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+        return super().forward(scale * x)
+
+
 class StepAlone(Stepper):
     """Its step returns no state."""
 
@@ -255,6 +260,7 @@ class StepAlone(Stepper):
         (StepAlone, "one_by_one", "not_applicable", "no way to continue from a state is known"),
         (Untold, "padding", "not_applicable", "takes no lengths"),
         (LossBeside, "one_by_one", "not_applicable", "no way to continue from a state is known"),
+        (ScaledLoss, "one_by_one", "not_applicable", "no way to continue from a state is known"),
         (lambda d: nn.LSTM(d, d, batch_first=True), "chunked", "passed", "512 positions"),
         (lambda d: nn.GRU(d, d, 2, batch_first=True), "chunked", "passed", "512 positions"),
     ],

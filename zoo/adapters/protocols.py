@@ -254,8 +254,8 @@ class Pair(Adapter):
     @classmethod
     def find(cls, module: nn.Module, x: Tensor) -> Adapter | None:
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        takes = [name for name, p in arguments_of(module).items() if p.kind in positional]
-        if len(takes) < 2 or "mask" in takes[1]:
+        takes = [p for p in arguments_of(module).values() if p.kind in positional]
+        if len(takes) < 2 or "mask" in takes[1].name or takes[1].default not in (None, inspect.Parameter.empty):
             return None
         output = module(x)
         if not isinstance(output, tuple) or len(output) != 2 or output[1] is None:
