@@ -50,7 +50,7 @@ def causality(subject: Subject) -> Outcomes:
         (gradient,) = torch.autograd.grad(
             y[:, now].square().sum(), x, retain_graph=True, allow_unused=True, materialize_grads=True
         )
-        future, past = gradient[:, now + 1 :], root_mean_square(gradient[:, : now + 1])
+        future, past = gradient[:, now + 1 :], gradient[:, : now + 1]
         yield _zero(f"the gradient of output {now} was taken, for later positions", future, past)
 
 
@@ -62,12 +62,15 @@ def _later_positions(subject: Subject, dtype: torch.dtype, train: bool, n: int) 
     for now in (0, 1, n // 2, n - 2):
         other = torch.cat((x[:, : now + 1], y[:, now + 1 :]), dim=1)
         change = (subject.outputs(module, other) - before)[:, : now + 1]
-        yield _zero(f"positions after {now} of {n} were replaced ({mode} mode)", change, root_mean_square(before))
+        yield _zero(f"positions after {now} of {n} were replaced ({mode} mode)", change, before)
 
 
-def _zero(did: str, change: Tensor, size: float) -> Outcome:
-    """Return an outcome that passes if a change is zero, but for roundoff relative to a size."""
-    largest, allowed = float(change.abs().max()), ROUNDOFF[change.dtype] * size
+def _zero(did: str, change: Tensor, whole: Tensor) -> Outcome:
+    """Return an outcome that passes if a change is zero, but for roundoff relative to its channel or to all."""
+    size, changes = root_mean_square(whole), change.abs().amax((0, 1)).double()
+    bounds = ROUNDOFF[change.dtype] * whole.double().square().mean((0, 1)).sqrt().clamp(min=size)
+    worst = int((changes - bounds).argmax())
+    largest, allowed = float(changes[worst]), float(bounds[worst])
     found = f"earlier ones change by up to {largest:.2g}, their size is {size:.2g}" if largest else "exactly zero"
     return Outcome(largest <= allowed, did, found, f"exactly zero, or roundoff of {allowed:.1g}")
 
