@@ -327,6 +327,7 @@ ERRORS = [
     Planted(  # x-transformers#219
         "positions start anew", "one_by_one", Attention, "place", lambda f, self, at, past: at - past
     ),
+    Planted("positions lost after 256", "chunked", Attention, "place", lambda f, self, at, past: at - past // 257),
     Planted("state kept in bfloat16", "one_by_one", Recurrence, "scan", rounds_its_state),  # fla#83
     Planted(
         "state cut from the graph",

@@ -28,7 +28,8 @@ def chunked(subject: Subject) -> Outcomes:
     for sizes in ([n], [n // 2, n - n // 2], [1, n - 1], [n - 1, 1], [3, 1, 2, n - 6]):
         yield partition(subject, sizes)
     if subject.takes(LONG):
-        yield partition(subject, [200, LONG - 200])
+        for sizes in ([200, LONG - 200], [130, 200, LONG - 330]):
+            yield partition(subject, sizes)
 
 
 @checks("streaming")
