@@ -127,7 +127,13 @@ def write(module: Configured, path: str | os.PathLike[str]) -> None:
         OSError: the folder is not there or cannot be written.
     """
     record, weights = _record(module), module.state_dict()
-    if found := misfit(build(type(module), module.options).state_dict(), weights):
+    try:
+        fresh = build(type(module), module.options)
+    except TypeError as error:  # arguments by position
+        raise ValueError(
+            f"{type(module).__name__} is not built from its options ({error}): save its parts, or its state_dict"
+        ) from None
+    if found := misfit(fresh.state_dict(), weights):
         raise ValueError(f"the module is not the one that its options build, and could not be loaded: {found}")
     first: dict[tuple[Any, ...], str] = {}
     for name, t in weights.items():

@@ -18,6 +18,7 @@ from torch import nn
 import zoo
 from zoo.__main__ import _trained
 from zoo.blocks import Stack
+from zoo.mixers.lstm import LSTM
 
 BACKBONE = {"mixer": {"name": "hybrid"}, "d_model": 8, "vocab_size": 11, "n_outputs": 11}
 
@@ -158,6 +159,11 @@ def test_a_file_imports_nothing_by_itself(where: str, tmp_path: Path, monkeypatc
     assert "payload" not in sys.modules
 
 
+class ByPosition(LSTM):
+    def __init__(self, d_model: int, /) -> None:
+        super().__init__(d_model)
+
+
 def test_what_is_no_such_file_is_refused_in_a_line(tmp_path: Path, unchecked_shapes: None) -> None:
     path, mixer = tmp_path / "x.safetensors", zoo.create_mixer("lstm", 8)
 
@@ -185,6 +191,7 @@ def test_what_is_no_such_file_is_refused_in_a_line(tmp_path: Path, unchecked_sha
     refused(".* holds LSTM, which zoo.load_mixer reads", lambda: zoo.load(path))
     refused(r"zoo.save takes a mixer to a file with the suffix \.safetensors", lambda: zoo.save(mixer, "x.ckpt"))
     refused("Stack is built from objects, which no file names: layers; .*", lambda: zoo.save(Stack([mixer]), path))
+    refused("ByPosition is not built from its options .*", lambda: zoo.save(ByPosition(8), path))
     mixer.register_buffer("more", torch.zeros(1))
     refused("the module is not the one that its options build, .*", lambda: zoo.save(mixer, path))
 
