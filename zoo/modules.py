@@ -104,21 +104,6 @@ def listed(module: nn.Module, attribute: str) -> set[str]:
     }
 
 
-def in_dtype(module: M, dtype: torch.dtype) -> M:
-    """Convert the floating tensors of `module` in place, and complex ones to the complex type as wide.
-
-    `Module.to` would drop imaginary parts.
-    """
-    return module._apply(
-        lambda t: t.to(complex_of(dtype)) if t.is_complex() else t.to(dtype) if t.is_floating_point() else t
-    )
-
-
-def complex_of(dtype: torch.dtype) -> torch.dtype:
-    """Return the complex type of products of numbers of this type with complex ones."""
-    return torch.complex128 if dtype == torch.float64 else torch.complex64
-
-
 def on_meta(module: M, dtype: torch.dtype | None = None) -> M:
     """Return a copy of `module` whose tensors have shapes and no storage; floating ones take `dtype`."""
     memo: dict[int, Any] = {}

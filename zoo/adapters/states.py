@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.adapters.protocols import Adapter
-from zoo.modules import complex_of
+from zoo.ops.precision import complex_accumulator
 
 
 def tensors_of(state: Any) -> Iterator[Tensor]:
@@ -65,7 +65,7 @@ class Part(NamedTuple):
         """Return zeros in the shape after `after` positions; by default before the first: growing axes are empty."""
         grown = zip(self.shape, self.growth, strict=True)
         sizes = [0 if after is None and slope else size + slope * ((after or 1) - 1) for size, slope in grown]
-        follows = complex_of(dtype or torch.get_default_dtype()) if self.complex else dtype
+        follows = complex_accumulator(dtype) if self.complex else dtype
         return torch.zeros(batch_size, *sizes, dtype=self.dtype or follows, device=device)
 
 
@@ -90,7 +90,7 @@ def parts_of(adapter: Adapter, module: nn.Module, x: Tensor) -> tuple[Part, ...]
         rows = differ[0] if differ else None
         others = [axis for axis in range(a.ndim) if axis != rows]
         growth = tuple((c.shape[axis] - a.shape[axis]) // 4 for axis in others)
-        dtype = None if a.dtype == (complex_of(x.dtype) if a.is_complex() else x.dtype) else a.dtype
+        dtype = None if a.dtype == (complex_accumulator(x.dtype) if a.is_complex() else x.dtype) else a.dtype
         found.append(Part(rows, tuple(a.shape[axis] for axis in others), growth, dtype, a.is_complex()))
     return tuple(found)
 

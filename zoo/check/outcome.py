@@ -85,7 +85,7 @@ def equal(did: str, actual: Tensor, expected: Tensor, **measured: Any) -> Outcom
         return Outcome(False, did, f"shape {tuple(actual.shape)}", f"{tuple(expected.shape)}", measured)
     actual, expected = real(actual), real(expected)
     bad = int((~actual.isfinite()).sum())
-    difference = float((actual.detach().double() - expected.detach().double()).abs().max()) if actual.numel() else 0.0
+    difference = float((actual.double() - expected.double()).abs().max()) if actual.numel() else 0.0
     size = f"numbers of size {root_mean_square(expected):.2g}"
     if bad:
         found = f"{bad} of {actual.numel()} numbers are NaN or infinite"
@@ -108,7 +108,7 @@ def miss(actual: Tensor, expected: Tensor) -> float:
         return 0.0
     actual, expected = real(actual), real(expected)
     tolerance = max(TOLERANCES[actual.dtype], TOLERANCES[expected.dtype])  # the coarser one
-    actual, expected = actual.detach().double(), expected.detach().double()
+    actual, expected = actual.double(), expected.double()
     if not actual.isfinite().all() or not expected.isfinite().all():
         return float("inf")
     size = root_mean_square(expected)
@@ -123,8 +123,7 @@ def real(t: Tensor) -> Tensor:
 
 def root_mean_square(t: Tensor) -> float:
     """Return the root mean square of a tensor."""
-    t = real(t)
-    return float(t.detach().double().square().mean().sqrt()) if t.numel() else 0.0
+    return float(real(t).double().square().mean().sqrt()) if t.numel() else 0.0
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:

@@ -12,8 +12,7 @@ from zoo.adapters.states import run, tensors_of
 from zoo.check.calls import LONG
 from zoo.check.outcome import TOLERANCES, Outcome, Outcomes, attempting, relative_error
 from zoo.check.property import checks
-from zoo.check.subject import Subject
-from zoo.modules import in_dtype
+from zoo.check.subject import Subject, to_dtype
 
 _LENGTH = 63
 _EARLY, _LATE = slice(0, _LENGTH), slice(LONG - _LENGTH, LONG)
@@ -90,7 +89,7 @@ def _in_dtype(subject: Subject, dtype: torch.dtype) -> Outcomes:
         with attempting(f"{did}, and the input streamed", f"outputs in {dtype}"), torch.no_grad():
             outputs.append(subject.chunks(module, x.detach(), sizes))
     try:
-        wide = subject.outputs(in_dtype(module, torch.float64), x.detach().double())
+        wide = subject.outputs(to_dtype(module, torch.float64), x.detach().double())
     except Exception:  # noqa: BLE001 - the property float64 reports it; here there is nothing to compare with
         return
     error = max(relative_error(each, wide) for each in outputs)
@@ -136,7 +135,7 @@ def _grows_no_faster(
     """Compare errors late in a long sequence with those early in it, and with what rounded inputs alone would make."""
     try:
         narrow = outputs()
-        wide, exact = in_dtype(copy.deepcopy(module), torch.float64), x.double()
+        wide, exact = to_dtype(copy.deepcopy(module), torch.float64), x.double()
         rounded = exact * (1 + torch.finfo(torch.bfloat16).eps / 4 * subject.normal(x.shape, 30).to(exact))
         expected, moved = subject.outputs(wide, exact), subject.outputs(wide, rounded)
     except Exception:  # noqa: BLE001 - `lengths` and `float64` are about that

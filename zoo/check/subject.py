@@ -19,7 +19,7 @@ from zoo.adapters.protocols import Adapter, find_adapter, load_adapter
 from zoo.check.command import read_option
 from zoo.check.outcome import NotApplicableError, describe_error, miss
 from zoo.errors import UsageError
-from zoo.modules import in_dtype
+from zoo.ops.precision import complex_accumulator
 from zoo.registry import MIXERS, create_mixer, mixer_class
 from zoo.seeds import seeded
 from zoo.targets import load
@@ -102,7 +102,7 @@ class Subject:
 
     def placed(self, module: nn.Module) -> nn.Module:
         """Return the module on the subject's device, in its dtype."""
-        return in_dtype(module.to(self.device), self.dtype)
+        return to_dtype(module.to(self.device), self.dtype)
 
     def signature(self) -> inspect.Signature:
         """Return the parameters of the class or function; empty if they are not known."""
@@ -114,7 +114,7 @@ class Subject:
             made = copy.deepcopy(self.original)
         except Exception:  # noqa: BLE001 - the property deep_copy reports it
             made = self._built()
-        return made if dtype is None else in_dtype(made, dtype)
+        return made if dtype is None else to_dtype(made, dtype)
 
     def draw(
         self, batch_size: int = 2, seq_len: int | None = None, *, seed: int = 1, dtype: torch.dtype | None = None
@@ -260,6 +260,15 @@ class Plain(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self._adapter.whole(self.module, x)
+
+
+def to_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Convert the floating tensors of a module in place, and complex ones to the complex type as wide.
+
+    `Module.to` would drop imaginary parts.
+    """
+    wide = complex_accumulator(dtype)
+    return module._apply(lambda t: t.to(wide) if t.is_complex() else t.to(dtype) if t.is_floating_point() else t)
 
 
 def _find(target: Any, options: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
