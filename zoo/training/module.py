@@ -234,8 +234,8 @@ class SequenceModule(L.LightningModule):
             own_loss = torch.stack(own).mean()
             self.log("train/own_loss", own_loss.detach())
             loss = loss + own_loss
-        has_experts = any(isinstance(module, Experts) for module in self.backbone.modules())
-        return loss + self._balance() if has_experts else loss
+        balance = self._balance()
+        return loss if balance is None else loss + balance
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluate("val", batch)
@@ -289,8 +289,8 @@ class SequenceModule(L.LightningModule):
         means = {name: value for name, value in means.items() if name in inspect.signature(cls).parameters}
         return cls([g for g in groups if g["params"]], lr=h["lr"], **means)
 
-    def _balance(self) -> Tensor:
-        """Return the experts' part of the loss; logs it, unweighted, and the load of each expert."""
+    def _balance(self) -> Tensor | None:
+        """Return the experts' part of the loss, None without experts; logs it, unweighted, and each expert's load."""
         losses = []
         for layer, block in enumerate(self.backbone.layers.chain()):
             experts = block.channel if isinstance(block, ResidualBlock) else None
@@ -298,6 +298,8 @@ class SequenceModule(L.LightningModule):
                 losses.append(experts.balance_loss)
                 loads = {f"train/load/layer{layer}/expert{e}": load for e, load in enumerate(experts.load)}
                 self.log_dict(loads)
+        if not losses:
+            return None
         loss = torch.stack(losses).mean()
         self.log("train/balance_loss", loss.detach())
         return self.balance_weight * loss
