@@ -130,9 +130,9 @@ def write(page: Path) -> None:
 
 
 if __name__ == "__main__":
-    pages = sys.argv[1:]
-    for name in pages:
-        if len(pages) == 1:
-            write(Path(name))
-        else:  # each in a process of its own: what forks for a sweep keeps the code of the page's clone
-            subprocess.run([sys.executable, "-m", "tools.blocks", name], check=True)
+    match sys.argv[1:]:
+        case [page]:
+            write(Path(page))
+        case pages:  # each in a process of its own: the fork server of a sweep keeps the code of its page's clone
+            for page in pages:
+                subprocess.run([sys.executable, "-m", "tools.blocks", page], check=True)

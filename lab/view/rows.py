@@ -290,7 +290,7 @@ def label_of(name: str, options: Mapping[str, Any], telling: Set[str]) -> str:
 def numbers_by_size(label: str) -> list[str | float]:
     """Return a key that sorts n=8 before n=16, and lr=0.05 before lr=0.1."""
     parts = re.split(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", label)
-    return [float(part) if odd % 2 else part for odd, part in enumerate(parts)]
+    return [float(part) if n % 2 else part for n, part in enumerate(parts)]
 
 
 def value_text(value: Any) -> str:
