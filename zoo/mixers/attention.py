@@ -1,4 +1,4 @@
-"""Softmax attention with k heads."""
+"""Causal softmax attention, with optional grouped heads, position encodings, sinks and convolution."""
 
 from __future__ import annotations
 
@@ -33,32 +33,33 @@ QKNorm = Literal["none", "head", "all"]
 
 
 class AttentionState(NamedTuple):
-    keys: Tensor  # (batch, n_kv_heads, slots, d_head), right-aligned, rotated unless by the sequence's length
+    keys: Tensor  # (batch, n_kv_heads, slots, d_head), right-aligned; rotated unless rope_scaling is dynamic
     values: Tensor  # (batch, n_kv_heads, slots, d_head)
-    seen: Tensor  # (batch,) positions so far: how many slots the row really holds
+    seen: Tensor  # (batch,) positions so far: the slots that the row fills
     conv: Any  # (batch, d_conv - 1, channels), or () without convolution
 
 
 class Attention(SequenceMixer):
     """Causal softmax attention with n_heads heads.
 
-        q, k, v = W_q x, W_k x, W_v x                              after a convolution, if d_conv is set
-        q, k    = RMSNorm(q), RMSNorm(k)                           where qk_norm is given
+        q, k, v = W_q x, W_k x, W_v x                              then a convolution, if d_conv is set
+        q, k    = RMSNorm(q), RMSNorm(k)                           if qk_norm is set
         a_ij    = softmax over j <= i and the sink of (q_i . k_j / sqrt(d_head) + bias(i - j))
         y_i     = sum_h W_O^h sum_{j <= i} a_ij^h v_j^h
 
-    n_kv_heads shares keys and values between groups of query heads. Slopes of alibi are learned. They start from the
-    published ones, which for a number of heads that is no power of two are those of the power below and every second
-    one of the power above.
+    n_kv_heads shares keys and values between groups of query heads. The ALiBi slopes are learned and start at the
+    published values. If n_heads is not a power of two, these are the slopes of the next lower power of two, followed by
+    every second slope of the next higher one.
 
-    With rope_scaling dynamic, beyond the trained length, frequencies follow the length of the whole sequence: the map
-    is not causal there, and a stream gives each chunk as `forward` does on the sequence up to the end of that chunk,
-    without revising its earlier outputs.
+    With rope_scaling of type dynamic, the RoPE frequencies depend on the sequence length once it exceeds the trained
+    length; up to that length nothing is scaled. Beyond it, `forward` is not causal. A stream rotates all cached keys
+    for the length at the end of each chunk, so a chunk's outputs equal those of `forward` on the sequence so far.
+    Earlier outputs are not revised.
 
-    Coefficients. Queries and keys, rotated where they are, and 1/rms where they are normed. The values and their
-    convolution are linear, so that the offset is zero.
+    Coefficients. Queries and keys after norm and rotation, and 1/rms of the norms. The values and their convolution are
+    linear, so the offset is zero.
 
-    State. Keys and values of every position so far, 2 n_kv_heads d_head numbers per position, right-aligned in ragged
+    State. Keys and values of all positions so far, 2 n_kv_heads d_head numbers per position, right-aligned in ragged
     batches; the number of positions of each row; the convolution's last d_conv - 1 inputs. It grows with the sequence.
 
     Interaction rank. n_heads: each W_ij is a combination of the n_heads maps W_O^h W_V^h, and grouped heads count as
@@ -71,30 +72,26 @@ class Attention(SequenceMixer):
         n_heads: query heads.
         d_head: width of a head; default d_model / n_heads.
         n_kv_heads: key and value heads, shared by groups of query heads; default n_heads.
-        position: rope (Su et al. 2104.09864), alibi with learnable slopes (Press et al. 2108.12409), relative (a free
-            bias per head and lag, up to max_seq_len), or none.
-        sink: one more key whose value is zero, with a learned logit per head: constant; position (one logit per
-            position, up to max_seq_len); bos (it lies before the first token and is seen through the alibi or
-            relative bias).
+        position: position encoding: rope (Su et al. 2104.09864), alibi with learned slopes (Press et al. 2108.12409),
+            relative (a learned bias per head and lag, up to max_seq_len), or none.
+        sink: extra key with value zero and a learned logit per head: constant; position (one logit per position, up to
+            max_seq_len); bos (placed before the first token, subject to the alibi or relative bias); or none.
         d_conv: width of a causal depthwise convolution on queries, keys and values; 0 for none.
-        max_seq_len: longest sequence for position relative and sink position.
-        rope_base: base of rope's wavelengths; larger turns slower.
-        rope_scaling: how rope is stretched beyond the length it was trained at, `{"rope_type": ..., "factor": ...}`
-            with the fields of a transformers config: linear, llama3, yarn, dynamic (`zoo.ops.rope`). With dynamic,
-            beyond the trained length the frequencies follow the sequence's length at each call: `forward` is no longer
-            causal there, and a stream turns all its keys by the length at the end of each chunk, so that outputs are
-            those of `forward` on the sequence up to there; those given before are not revised. Up to the trained
-            length nothing is scaled.
-        d_rope: channels of a head that rope turns, its first ones; default all.
-        qk_norm: RMS norms of queries and keys before rope (Henry et al. 2010.04245, in the form of Qwen3 and OLMo 2):
-            head, of each head by itself with weights that the heads share; all, of all heads together; or none.
+        max_seq_len: longest sequence, for position relative and sink position.
+        rope_base: base of the RoPE wavelengths; a larger base rotates more slowly.
+        rope_scaling: extension of RoPE beyond the trained length, `{"rope_type": ..., "factor": ...}` with the fields
+            of a transformers config; types linear, llama3, yarn and dynamic (`zoo.ops.rope`). With dynamic, outputs
+            beyond the trained length depend on the length of the whole sequence, so they are not causal.
+        d_rope: rotary channels, the first ones of each head; default all.
+        qk_norm: RMSNorm of queries and keys before RoPE (Henry et al. 2010.04245, in the form of Qwen3 and OLMo 2):
+            head (each head separately, with shared weights), all (all heads together), or none.
         norm_eps: epsilon of these norms.
         d_out: width of the output; default d_model.
 
     Raises:
-        ValueError: heads that do not divide, an odd d_head with rope, a d_rope that is odd, too wide or without rope,
-            an unknown choice, bos without a bias, a scaling without rope, of a part of a head only, or with unknown,
-            absent or senseless fields.
+        ValueError: head counts that do not divide evenly, an odd d_head with rope, a d_rope that is odd, too wide or
+            used without rope, an unknown choice, a bos sink without alibi or relative, a rope_scaling without rope, for
+            only part of a head, or with unknown, missing or invalid fields.
     """
 
     undecayed = ("slopes", "relative_bias", "sink_logit")
@@ -132,9 +129,7 @@ class Attention(SequenceMixer):
         if rope_scaling is not None and self.d_rope < self.d_head:
             raise ValueError(f"rope_scaling needs d_rope = d_head = {self.d_head}, got {d_rope}")
         if sink == "bos" and position not in ("alibi", "relative"):
-            raise ValueError(
-                f"sink 'bos' needs position alibi or relative, got {position!r}; elsewhere it is 'constant'"
-            )
+            raise ValueError(f"sink 'bos' needs position alibi or relative, got {position!r}; use 'constant' instead")
         self.position, self.sink, self.max_seq_len, self.rope_base = position, sink, max_seq_len, rope_base
         self.rope_scaling = None if rope_scaling is None else complete_scaling(rope_scaling, self.d_head)
         widths = (n_heads * self.d_head, self.n_kv_heads * self.d_head, self.n_kv_heads * self.d_head)
@@ -162,9 +157,9 @@ class Attention(SequenceMixer):
                     zero.zero_()
 
     def rank_law(self, seq_len: int) -> int:
-        # A convolution gives each head as many operators as it has taps, and frees the rows from their sums.
+        # With a convolution, a head has one operator per tap, and its rows need not sum to one.
         taps = 1 if self.conv is None else min(self.conv.weight.shape[1], self.d_head)
-        # Heads that share keys and values have maps W_O^h D_t W_V with one W_V: at most d_model * d_head of them.
+        # Heads that share values have maps W_O^h D_t W_V with the same W_V: they span at most d_model * d_head.
         free = softmax_freedom(seq_len, seq_len, normalized=self.conv is None and self.sink == "none")
         return shared_values_rank(self.n_heads * taps, self.n_kv_heads, self.d_model, self.d_head, free)
 
@@ -180,7 +175,7 @@ class Attention(SequenceMixer):
     def mix_projected(
         self, qkv: Float[Tensor, "batch seq widths"], state: AttentionState, lengths: Tensor | None
     ) -> tuple[Tensor, AttentionState]:
-        """Continue from the output of qkv_proj."""
+        """Continue `mix` from the output of qkv_proj."""
         seq_len, past, conv = qkv.shape[1], state.keys.shape[2], state.conv
         self._check_length(past + seq_len)
         if self.conv is not None:
@@ -198,23 +193,23 @@ class Attention(SequenceMixer):
         seen = state.seen + (seq_len if lengths is None else lengths)
         if self.position == "rope":
             q = self._rotate(q, positions, seen)
-            k = k if self._turns_anew else self._rotate(k, positions, seen)
+            k = k if self._caches_unrotated else self._rotate(k, positions, seen)
         q, k = coefficient(q), coefficient(k)
         keys, values = grow_cache(state.keys, k), grow_cache(state.values, v)
-        turned = keys
-        if self._turns_anew:
+        rotated = keys
+        if self._caches_unrotated:
             slots = positions[:, :1] + torch.arange(-past, seq_len, device=qkv.device)
-            turned = self._rotate(keys, slots, seen)
+            rotated = self._rotate(keys, slots, seen)
         lag = lag_matrix(seq_len, past + seq_len, qkv.device).clamp(min=0)
-        y = attend(q, turned, values, state.seen, self._bias(lag), self._sink(positions))
+        y = attend(q, rotated, values, state.seen, self._bias(lag), self._sink(positions))
         keys, values = (settle_cache(cache, lengths, seq_len) for cache in (keys, values))
         return self.out_proj(rearrange(y, "batch head seq d -> batch seq (head d)")), AttentionState(
             keys, values, seen, conv
         )
 
     @property
-    def _turns_anew(self) -> bool:
-        """Whether frequencies change with the sequence's length, so that cached keys are turned at each call."""
+    def _caches_unrotated(self) -> bool:
+        """Whether frequencies depend on the sequence length, so that each call rotates the cached keys again."""
         return self.rope_scaling is not None and self.rope_scaling["rope_type"] == "dynamic"
 
     def _rotate(self, t: Tensor, positions: Tensor, total: Tensor) -> Tensor:
@@ -224,12 +219,12 @@ class Attention(SequenceMixer):
     def highway_input(
         self, seq_len: int, distance: int, generator: torch.Generator | None = None
     ) -> Float[Tensor, "seq d_model"] | None:
-        """Return a needle `distance` before the end that takes all of the last query's attention, in every head.
+        """Return an input whose needle, `distance` before the end, takes all of the last query's attention.
 
-        The last query is random. At each slot j the heads' content logits are linear in x_j: R_j x_j, one row of R_j
-        per head. The needle is the least-norm solution of R_j x_j = what beats every other slot, the position bias
-        and the sink by 20 + log(seq_len); the other tokens are random with R_j x_j = 0. The weight of the needle is
-        1 - 2e-9 and its gradient the same wherever it lies.
+        It does so in every head. The last query is random. At slot j the heads' content logits are R_j x_j, linear in
+        x_j, with one row of R_j per head. The needle is the least-norm x_j whose logits beat every other slot and the
+        sink, biases included, by 20 + log(seq_len). The other tokens are random with R_j x_j = 0. The needle has weight
+        1 - 2e-9, and its gradient does not depend on the distance.
 
         Args:
             seq_len: length of the input.
@@ -237,11 +232,11 @@ class Attention(SequenceMixer):
             generator: source of the random tokens, on the CPU; default seed 0.
 
         Returns:
-            The input, in the dtype and on the device of the weights; None where no needle can serve every head: more
-            heads than d_model, queries or keys that are normed or without full rank, or a convolution before them.
+            The input, in the dtype and on the device of the weights. None if no needle can serve every head: more heads
+            than d_model, queries or keys that are normed or rank-deficient, or a convolution before them.
 
         Raises:
-            ValueError: a distance outside 1..seq_len - 1, or seq_len beyond max_seq_len where that binds.
+            ValueError: a distance outside 1..seq_len - 1, or seq_len beyond max_seq_len if that applies.
         """
         require_distance(seq_len, distance)
         self._check_length(seq_len)
@@ -257,7 +252,7 @@ class Attention(SequenceMixer):
         )
         q = (query_maps @ x[-1]).view(1, self.n_heads, 1, self.d_head)
         q = q.expand(-1, -1, seq_len, -1)
-        if self.position == "rope":  # turned by the lag, as seen from each key
+        if self.position == "rope":  # rotated by the lag to each key
             total = torch.full((1,), seq_len, device=weight.device)
             q = self._rotate(q, positions.flip(1), total) * gain(self.rope_scaling)
         key_maps = key_maps.repeat_interleave(self.n_heads // self.n_kv_heads, dim=0)
@@ -282,7 +277,7 @@ class Attention(SequenceMixer):
         return x.to(self.qkv_proj.weight.dtype)
 
     def _bias(self, lag: Tensor) -> Tensor | None:
-        """Position bias of the logits at each lag, (n_heads, *lag.shape)."""
+        """Return the position bias of the logits at each lag, (n_heads, *lag.shape); None without a bias."""
         if self.slopes is not None:
             return -self.slopes.view(-1, *(1,) * lag.ndim) * lag
         if self.relative_bias is not None:
@@ -290,7 +285,7 @@ class Attention(SequenceMixer):
         return None
 
     def _sink(self, positions: Tensor) -> Tensor | None:
-        """(1 or batch, n_heads, 1 or seq) logit of the sink."""
+        """Return the logit of the sink, (1 or batch, n_heads, 1 or seq); None without a sink."""
         if self.sink_logit is None:
             return None
         if self.sink == "position":
@@ -301,4 +296,4 @@ class Attention(SequenceMixer):
 
     def _check_length(self, n_slots: int) -> None:
         if (self.relative_bias is not None or self.sink == "position") and n_slots > self.max_seq_len:
-            raise ValueError(f"sequence of {n_slots} exceeds max_seq_len={self.max_seq_len}")
+            raise ValueError(f"sequence of {n_slots} positions exceeds max_seq_len={self.max_seq_len}")

@@ -1,4 +1,4 @@
-"""The mLSTM of xLSTM 7B: bounded gates, and a sigmoid in place of convolution, skip and projection up."""
+"""The mLSTM of xLSTM 7B: capped gate logits, without the convolution, skip and up-projection of `mlstm`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class CappedMLSTMState(NamedTuple):
 
 
 class CappedMLSTM(SequenceMixer):
-    """The matrix memory of `mlstm` with gates whose logits are bounded, read straight from the input.
+    """The matrix memory of `mlstm` with bounded gate logits that are computed directly from the input.
 
         q, k, v, o = W_in x                                        d_key channels of q and k, d_head of v and o per head
         cap(u) = gate_cap tanh(u / gate_cap)
@@ -34,21 +34,21 @@ class CappedMLSTM(SequenceMixer):
         C_t = f_t C_{t-1} + i_t k_t v_t^T, n_t = f_t n_{t-1} + i_t k_t
         y   = out_proj(sigmoid(o) * GroupNorm(C_t^T q_t / max(|n_t . q_t|, 1)))
 
-    q is divided by sqrt(d_key). C and n are kept divided by exp(m_t), m_t = max(log f_t + m_{t-1}, log i_t) from
+    q is divided by sqrt(d_key). C and n are stored divided by exp(m_t), with m_t = max(log f_t + m_{t-1}, log i_t) and
     m_0 = 0.
 
-    Coefficients. q, k, i and f whole, with m the divided ones, 1 / max(|n . q|, 1), 1/std, sigmoid(o).
+    Coefficients. q, k, i and f (rescaled by exp(m)), 1 / max(|n . q|, 1), 1/std, sigmoid(o).
 
     State. n_heads (d_key d_head + d_key + 1) numbers, at least float32. It does not grow.
 
-    Interaction rank. The recurrence itself has n_heads. The gate acts on the n_heads d_head channels of the values, so
-    that they are what the layer spans, at most d_model^2. At the start it does not depend on the input: an untrained
+    Interaction rank. The recurrence itself: n_heads. The output gate acts on each value channel, so the layer spans
+    n_heads d_head operators, at most d_model^2. At initialisation the gate does not depend on the input: an untrained
     layer spans n_heads.
 
-    Source. Beck et al. 2503.13427, section 2; transformers 5.23.0, models/xlstm/modeling_xlstm.py, where the layer is
-    xLSTMLayer. As there, 1e-6 is added to the denominator after the division by exp(m), and parameters start as in a
-    model of one layer, except b_i: theirs starts at -10 (input_bias), where the denominator is one whatever is written,
-    so that n learns nothing.
+    Source. Beck et al. 2503.13427, section 2; transformers 5.23.0, models/xlstm/modeling_xlstm.py, class xLSTMLayer. As
+    there, 1e-6 is added to the denominator after the division by exp(m), and parameters start as in a model of one
+    layer, except b_i. Theirs starts at -10 (our input_bias); the denominator is then one for any input, so n learns
+    nothing.
 
     Not here. Biases of the projections.
 
@@ -57,13 +57,13 @@ class CappedMLSTM(SequenceMixer):
         n_heads: heads.
         d_head: width of a head's values; default d_model / n_heads.
         d_key: width of a head's queries and keys; default half of d_head.
-        gate_cap: bound of the logits of the input and the forget gate, in size.
+        gate_cap: bound on the magnitude of the input and forget gate logits.
         norm_eps: epsilon of the norm.
-        input_bias: where b_i starts.
+        input_bias: initial value of b_i.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide d_model where d_head is not given, heads of
-            one channel, a cap or an epsilon that is not positive and finite.
+        ValueError: sizes that are not positive, an n_heads that does not divide d_model while d_head is not given,
+            heads of one channel, a cap or an epsilon that is not positive and finite.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class CappedMLSTM(SequenceMixer):
         require_positive_number(gate_cap=gate_cap, norm_eps=norm_eps)
         self.n_heads, self.d_head = n_heads, head_width(d_model, n_heads, d_head)
         if self.d_head < 2:
-            raise ValueError(f"heads are normed, which needs two channels each: n_heads={n_heads}, d_model={d_model}")
+            raise ValueError(f"the norm of a head needs two channels or more: n_heads={n_heads}, d_model={d_model}")
         self.d_key = d_key or self.d_head // 2
         self.gate_cap, self.norm_eps, self.input_bias = gate_cap, norm_eps, input_bias
         keys, values = n_heads * self.d_key, n_heads * self.d_head
@@ -118,7 +118,7 @@ class CappedMLSTM(SequenceMixer):
         log_input, logit = (self.gate_cap * torch.tanh(logits / self.gate_cap)).chunk(2, dim=1)
         log_forget = F.logsigmoid(logit)
         if lengths is not None:
-            padding = ~valid_positions(lengths, x.shape[1]).unsqueeze(1)  # it neither writes nor forgets
+            padding = ~valid_positions(lengths, x.shape[1]).unsqueeze(1)  # writes nothing and forgets nothing
             log_input, log_forget = log_input.masked_fill(padding, -torch.inf), log_forget.masked_fill(padding, 0.0)
         y, *memory = mlstm(coefficient(q * self.d_key**-0.5), k, v, log_input, log_forget, *state)
         y = rearrange(y, "batch head seq d -> batch seq (head d)").to(x.dtype)

@@ -1,4 +1,4 @@
-"""Comba: the gated delta rule as closed-loop control, its state fed back in part and its output corrected."""
+"""Comba: a gated delta rule that feeds back part of its state's answer and corrects its queries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CombaState(NamedTuple):
 
 
 class Comba(SequenceMixer):
-    """The gated delta rule that feeds back a part of what it reads of its state, and corrects its queries.
+    """The gated delta rule with partial erasure and with queries corrected by their own position's key.
 
         q, k, v = silu(conv(W x))
         q <- (q - D sigmoid(b) k) scaled to length one, then k too          D and b scalars per head
@@ -33,35 +33,34 @@ class Comba(SequenceMixer):
         S_t = (a_t - sigmoid(b) beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T
         y   = out_proj(sigmoid(W_g x) RMSNorm(S_t^T q_t / sqrt(d_head)))
 
-    It differs from `gated_delta_net` in three ways. It erases the share sigmoid(b) of the value under a key. Decay and
-    erasure both act on the state before them. The query is corrected by the key of its own position, so that it reads
-    less of the value just written.
+    It differs from `gated_delta_net` in three ways. It erases only the share sigmoid(b) of the value stored under a
+    key. Decay and erasure both act on the previous state. The query is corrected by the key of its own position, so it
+    reads less of the value just written.
 
-    Coefficients. q, k, a and beta whole, sigmoid of the convolved values (which are themselves the value), 1/rms, the
-    sigmoid of the output gate. The offset is zero.
+    Coefficients. q, k, a, beta, the sigmoid factor of silu(v), 1/rms, the output gate's sigmoid. The offset is zero.
 
     State. n_heads x d_head x (expand d_head) numbers, at least float32, and the convolution's last d_conv - 1 inputs of
     n_heads (2 + expand) d_head channels. It does not grow.
 
     Interaction rank. The recurrence itself: n_heads, since feedback and correction act on keys and queries. The
-    convolution's taps, the sigmoid of the values and the gate act on channels: min(n_heads * expand * d_head,
-    d_model^2) for generic input.
+    convolution's taps, the SiLU of the values and the gate act on channels: min(n_heads * expand * d_head, d_model^2)
+    for generic input.
 
     Source. Hu et al. 2506.02475, section 3; flash-linear-attention, commit bc3b101, fla/layers/comba.py and
     fla/ops/comba. As there, A starts uniform in (0, 16], softplus(c) log-uniform in [1e-3, 1e-1], and b and D at one.
-    One departure: their layer scales the key that is fed back by sigmoid(b) and its kernel then scales that key to
-    length one, which undoes the former. Here the factor stays, as in the paper.
+    One departure: their layer scales the fed-back key by sigmoid(b), and their kernel then normalises that key to
+    length one, which undoes the scaling. We keep the factor, as in the paper.
 
     Args:
         d_model: width of input and output.
         n_heads: heads.
         d_head: width of a head's queries and keys; default d_model / n_heads.
-        expand: a head's values have width expand * d_head.
-        d_conv: width of the causal convolution; 1 sees the position itself only.
+        expand: ratio of a head's value width to d_head.
+        d_conv: width of the causal convolution; 1 sees only the current position.
         dt_min, dt_max: range of softplus(c) at initialisation, log-uniform, at least 1e-4.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide, an empty range.
+        ValueError: sizes that are not positive, an n_heads that does not divide d_model, an empty range.
     """
 
     undecayed = ("A_log", "dt_bias", "D", "feedback")
@@ -102,7 +101,7 @@ class Comba(SequenceMixer):
             self.feedback.fill_(1.0)
 
     def rank_law(self, seq_len: int) -> int:
-        # One per head for the recurrence; convolution, SiLU and gate act on the channels of its values.
+        # The recurrence has one per head; convolution, SiLU and gate act on each channel of its values.
         return self.n_heads * self.d_value
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> CombaState:

@@ -1,4 +1,4 @@
-"""Causal convolution, short or as long as the sequence."""
+"""Causal depthwise convolution with a short kernel, or with an implicit kernel as long as the sequence."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from zoo.ops.toeplitz import long_conv
 from zoo.validate import require_choice, require_positive
 
 Kernel = Literal["short", "implicit"]
-_OMEGA = 10.0  # of the sines between the filter's layers, as published for language
-_FASTEST, _SLOWEST = -math.log(1e-2) / 0.3, -math.log(1e-2) / 1.5  # to 1 % within 0.3 or 1.5 of max_seq_len
+_OMEGA = 10.0  # frequency of the filter's sine activations, as published for language
+_FASTEST, _SLOWEST = -math.log(1e-2) / 0.3, -math.log(1e-2) / 1.5  # decay to 1 % at 0.3 or 1.5 of max_seq_len
 
 
 class ConvState(NamedTuple):
@@ -29,11 +29,14 @@ class ConvState(NamedTuple):
 
 
 class LagFilter(nn.Module):
-    """A kernel as long as the sequence, made of the lag and of sines and cosines of it by layers of these widths."""
+    """A kernel as long as the sequence: a network with layers of these widths, applied to sines and cosines of the lag.
+
+    Subclasses define `forward(n_lags)`, which returns the kernel.
+    """
 
     @property
     def undecayed(self) -> list[str]:
-        """All parameters: Hyena's authors train the filter's network without weight decay (safari, HyenaFilter)."""
+        """All parameters: Hyena's authors train the filter network without weight decay (safari, HyenaFilter)."""
         return [name for name, _ in self.named_parameters()]
 
     def __init__(self, widths: Sequence[int], n_frequencies: int, max_seq_len: int) -> None:
@@ -43,7 +46,11 @@ class LagFilter(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairs)
 
     def convolve(self, u: Tensor, past: Tensor, D: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the convolution of all inputs with the kernel at the positions of u, D u added, and all inputs."""
+        """Convolve past inputs and u with the kernel; return the outputs at u's positions plus D u, and all inputs.
+
+        Raises:
+            ValueError: more inputs than max_seq_len.
+        """
         inputs = torch.cat((past.to(u.dtype), u), dim=1)
         if inputs.shape[1] > self.max_seq_len:
             raise ValueError(f"sequence of {inputs.shape[1]} exceeds max_seq_len={self.max_seq_len}")
@@ -56,9 +63,9 @@ class LagFilter(nn.Module):
 class ImplicitFilter(LagFilter):
     """A kernel that is a function of the lag (Hyena, Poli et al. 2302.10866, section 3.3), in at least float32.
 
-    kernel_c(tau) = sqrt(2 r_c / max_seq_len) exp(-r_c u) f_c(u) at u = tau / max_seq_len, where f has two hidden layers
-    with sines, on u and n_frequencies sines and cosines of it. The square root keeps the kernel's energy whatever its
-    length; it is not in the paper.
+    kernel_c(tau) = sqrt(2 r_c / max_seq_len) exp(-r_c u) f_c(u) at u = tau / max_seq_len, where f is a network with two
+    hidden sine layers on u and n_frequencies sines and cosines of u. The square root makes the kernel's energy
+    independent of its length; it is not in the paper.
     """
 
     def __init__(self, channels: int, d_filter: int, n_frequencies: int, max_seq_len: int) -> None:
@@ -85,39 +92,38 @@ class ImplicitFilter(LagFilter):
 
 
 class Conv(SequenceMixer):
-    """Causal convolution, a number per channel and lag, between two projections.
+    """Causal depthwise convolution between two linear projections.
 
         y_i = W_out sum_{tau <= i} K_tau * (W_in x)_{i - tau}
 
-    kernel short: d_conv free taps. kernel implicit: K is a function of the lag as long as the sequence, with u = tau /
-    max_seq_len:
+    With kernel short, K has d_conv free taps per channel. With kernel implicit, K is a function of the lag and as long
+    as the sequence; at u = tau / max_seq_len
 
-        K_tau = sqrt(2 r / max_seq_len) exp(-r u) f(u), and D on top at tau = 0
+        K_tau = sqrt(2 r / max_seq_len) exp(-r u) f(u), plus D at tau = 0
 
-    f is a network with two hidden layers of sines on u and on n_frequencies sines and cosines of it; r starts between
-    3.1 and 15.4, so that a channel decays to 1 % within 0.3 to 1.5 of max_seq_len. The sum is a blocked Toeplitz
-    product, quadratic in the sequence: a Fourier transform would let roundoff of the future into the past. A sequence
+    f is a network with two hidden sine layers on u and n_frequencies sines and cosines of u. r starts between 3.1 and
+    15.4, so that a channel decays to 1 % within 0.3 to 1.5 of max_seq_len. The sum is a blocked Toeplitz product,
+    quadratic in the sequence: a Fourier transform would leak roundoff from future positions into past ones. A sequence
     beyond max_seq_len raises.
 
-    Coefficients. None, for the layer is linear and time-invariant: W_ij = W_out diag(K_{i-j}) W_in, whatever the input.
-    No offset.
+    Coefficients. None: the layer is linear and time-invariant, W_ij = W_out diag(K_{i-j}) W_in. No offset.
 
     State. short: the last d_conv - 1 projected inputs, (d_conv - 1) d_model numbers. implicit: all projected inputs so
-    far, d_model numbers per position. In the type of the activations.
+    far, d_model numbers per position. Both are in the dtype of the activations.
 
-    Interaction rank. short: min(seq_len, d_conv, d_model). implicit: min(seq_len, d_model), since the diagonal matrices
-    have d_model directions; a smooth filter reads lower.
+    Interaction rank. short: min(seq_len, d_conv, d_model). implicit: min(seq_len, d_model), since diagonal matrices
+    have d_model directions; a smooth filter measures lower.
 
-    Source. The implicit kernel is that of Hyena (Poli et al. 2302.10866, section 3.3), but for the square root, which
-    keeps the kernel's energy whatever its length.
+    Source. The implicit kernel is Hyena's (Poli et al. 2302.10866, section 3.3), except for the square root, which
+    makes the kernel's energy independent of its length.
 
     Args:
         d_model: width of input and output.
         kernel: short or implicit (Poli et al. 2302.10866).
         d_conv: taps (short).
-        d_filter: hidden width of the filter's network (implicit).
-        n_frequencies: sines and cosines of the lag that it takes (implicit).
-        max_seq_len: longest sequence (implicit); lags count relative to it.
+        d_filter: hidden width of the filter network (implicit).
+        n_frequencies: sine-cosine pairs of the lag that the filter network takes as input (implicit).
+        max_seq_len: longest sequence, and the unit of the lag (implicit).
 
     Raises:
         ValueError: sizes that are not positive, an unknown kernel; a sequence beyond max_seq_len (implicit).
@@ -152,7 +158,7 @@ class Conv(SequenceMixer):
             nn.init.ones_(self.D)
 
     def rank_law(self, seq_len: int) -> int:
-        # A kernel per channel.
+        # Each W_ij is diagonal between the projections, with one tap per channel and lag.
         return min(self.d_model, seq_len if self.conv is None else min(seq_len, self.conv.weight.shape[1]))
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> ConvState:

@@ -24,39 +24,38 @@ class DeltaNetState(NamedTuple):
 
 
 class DeltaNet(SequenceMixer):
-    """Linear attention that erases the value under a key before it writes there: the delta rule.
+    """Linear attention that erases the value stored under a key before writing a new one: the delta rule.
 
         q, k, v = silu(conv(W x)), q and k scaled to length one; beta_t = beta_max sigmoid(w x_t)
         S_t = (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T    per head
         y   = out_proj(RMSNorm(S_t^T q_t / sqrt(d_head)))
 
-    beta_max 1 is the published layer and the constructor's default; `configs/mixer/delta_net.yaml` trains with 2. Then
-    the eigenvalue 1 - beta reaches -1, a reflection (Grazzi et al. 2411.12537): tracking a state such as parity needs
-    it. A chunk's product of reflections is one triangular solve (WY form).
+    beta_max 1 is the published layer and the constructor's default; `configs/mixer/delta_net.yaml` trains with 2. The
+    eigenvalue 1 - beta then reaches -1, a reflection (Grazzi et al. 2411.12537), which tracking a state such as parity
+    requires. Within a chunk, the product of these maps takes one triangular solve (WY form).
 
-    Coefficients. q, k and beta whole, sigmoid of the convolved values (which are themselves the value), 1/rms. The
-    offset is zero.
+    Coefficients. q, k, beta, the sigmoid factor of silu(v), 1/rms. The offset is zero.
 
     State. n_heads x d_head x d_head numbers, at least float32, and the convolution's last d_conv - 1 inputs of 3
     n_heads d_head channels. It does not grow.
 
     Interaction rank. The recurrence itself: n_heads, since the delta rule acts on keys. The convolution's taps and the
-    sigmoid of the values act on channels: min(n_heads * d_head, d_model^2) for generic input.
+    SiLU of the values act on channels: min(n_heads * d_head, d_model^2) for generic input.
 
-    Source. Yang et al. 2406.06484. The factor 1 / sqrt(d_head), which the paper does not write, is that of the authors'
-    code (flash-linear-attention) and of what followed it. The norm takes it out again, but for the epsilon under its
-    root: where a head reads little, the layer with the factor gives less.
+    Source. Yang et al. 2406.06484. The factor 1 / sqrt(d_head) is not in the paper, but in the authors' code
+    (flash-linear-attention) and its successors. The norm cancels it except for epsilon: a head with a small readout
+    outputs less with the factor.
 
     Args:
         d_model: width of input and output.
         n_heads: heads.
         d_head: width of a head; default d_model / n_heads.
-        d_conv: width of the causal convolution; 1 looks at the position itself only.
-        beta_max: upper end of beta. Beyond 1 the eigenvalue 1 - beta reaches below zero, at 2 down to -1: tracking a
-            state by reflections needs it (Grazzi et al. 2411.12537).
+        d_conv: width of the causal convolution; 1 sees only the current position.
+        beta_max: upper end of beta. Beyond 1, the eigenvalue 1 - beta can be negative, down to -1 at 2; tracking a
+            state by reflections needs that (Grazzi et al. 2411.12537).
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide, beta_max outside (0, 2].
+        ValueError: sizes that are not positive, an n_heads that does not divide d_model, beta_max outside (0, 2].
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class DeltaNet(SequenceMixer):
         self.out_proj = nn.Linear(n_inner, d_model, bias=False)
 
     def rank_law(self, seq_len: int) -> int:
-        # One per head for the recurrence; convolution and SiLU act on the channels of its values.
+        # The recurrence has one per head; convolution and SiLU act on each channel of its values.
         return self.n_heads * self.d_head
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> DeltaNetState:

@@ -1,4 +1,4 @@
-"""Gated DeltaNet and DeltaProduct: a decay that can clear the whole state, then steps of the delta rule."""
+"""Gated DeltaNet and DeltaProduct: per position, a decay of the whole state, then one or more delta rule steps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ AnyDeltaProductState = DeltaProductState | LogLinearDeltaProductState
 
 
 class DeltaProduct(SequenceMixer):
-    """The delta rule of `delta_net` after a decay that can clear the state, n_householder steps for each position.
+    """The delta rule of `delta_net` with a decay that can clear the state, and n_householder steps per position.
 
         q, k_m, v_m = silu(conv(W x)), q and every k_m scaled to length one
         beta_m = beta_max sigmoid(w_m x_t)
@@ -42,50 +42,48 @@ class DeltaProduct(SequenceMixer):
         S <- (I - beta_m k_m k_m^T) S + beta_m k_m v_m^T           for m = 1 ... n_householder
         y  = out_proj(silu(W_g x) RMSNorm(S^T q_t / sqrt(d_head)))
 
-    With one step and beta_max 1 it is Gated DeltaNet (`gated_delta_net`), with more of them and beta_max 2 Gated
-    DeltaProduct (`delta_product`), each step with its own key and value. The decay acts before the first step, the
-    query reads after the last. A product of n reflections is any orthogonal map that moves an n-dimensional subspace:
-    one step with beta_max 2, where eigenvalues reach -1, tracks swaps and parity, two steps track the permutations of
-    three. `configs/mixer/gated_delta_net.yaml` trains with beta_max 2.
+    With one step and beta_max 1 it is Gated DeltaNet (`gated_delta_net`); with more steps and beta_max 2 it is Gated
+    DeltaProduct (`delta_product`), where each step has its own key and value. The decay acts before the first step, and
+    the query reads after the last. A product of n reflections can be any orthogonal map that moves only an
+    n-dimensional subspace. With beta_max 2, where eigenvalues reach -1, one step tracks swaps and parity, and two steps
+    track the permutations of three elements. `configs/mixer/gated_delta_net.yaml` trains with beta_max 2.
 
-    With n_levels there are as many states in place of one (`log_linear_gated_delta_net`): a Fenwick tree over up to
-    2^(n_levels - 1) positions, as in `ssd`. All of them decay and are erased; one position writes to those levels that
-    gather it, and reads sqrt(d_head) sum_l lambda_t^l S_l^T q_t with lambda_t = softplus(s * W_l x_t).
+    With n_levels, each head has n_levels states instead of one (`log_linear_gated_delta_net`): a Fenwick tree over up
+    to 2^(n_levels - 1) positions, as in `ssd`. Every state decays and is erased; a position writes only to its own
+    levels, and reads sqrt(d_head) sum_l lambda_t^l S_l^T q_t with lambda_t = softplus(s * W_l x_t).
 
-    Coefficients. q, k, the decay, beta and lambda whole, sigmoid of the convolved values (which are themselves the
-    value), 1/rms, silu(W_g x). The offset is zero.
+    Coefficients. q, k, the decay, beta, lambda, the sigmoid factor of silu(v), 1/rms, silu(W_g x). The offset is zero.
 
     State. n_heads x d_head x (expand d_head) numbers, at least float32, and the convolution's last d_conv - 1 inputs of
-    n_heads (1 + n_householder (1 + expand)) d_head channels, fewer where heads share keys. With n_levels, that many
-    times the numbers, and the positions so far; n_levels - 1 is at least log2 of the length. It does not grow.
+    n_heads (1 + n_householder (1 + expand)) d_head channels, fewer if heads share keys. With n_levels, n_levels times
+    these numbers, and the positions so far; n_levels - 1 must be at least log2 of the length. It does not grow.
 
-    Interaction rank. The recurrence itself: n_heads * n_householder, an operator for each step's value map; levels add
-    none. The convolution's taps, the sigmoid of the values and the gate act on channels: min(n_heads * n_householder *
-    expand * d_head, d_model^2) for generic input.
+    Interaction rank. The recurrence itself: n_heads * n_householder, one operator for the value map of each step;
+    levels add none. The convolution's taps, the SiLU of the values and the gate act on channels: min(n_heads *
+    n_householder * expand * d_head, d_model^2) for generic input.
 
     Source. Yang et al. 2412.06464 and Siems et al. 2502.10297, section 3; flash-linear-attention, commit bc3b101,
     fla/layers/gated_deltanet.py and gated_deltaproduct.py. As there, in NVlabs/GatedDeltaNet and in Qwen3-Next, queries
-    are divided by sqrt(d_head), which the norm takes out again but for its epsilon; A starts uniform in (0, 16],
-    softplus(b) log-uniform in [1e-3, 1e-1], and values are twice as wide as keys (expand). Levels are those of Guo et
-    al. 2506.04761; HanGuo97/log-linear-attention, commit 7f86441, hattention/modeling_h_gated_deltanet.py, with s at
-    one.
+    are divided by sqrt(d_head), which the norm cancels except for its epsilon; A starts uniform in (0, 16], softplus(b)
+    log-uniform in [1e-3, 1e-1], and values are twice as wide as keys (expand). The levels follow Guo et al. 2506.04761;
+    HanGuo97/log-linear-attention, commit 7f86441, hattention/modeling_h_gated_deltanet.py, with s starting at one.
 
     Args:
         d_model: width of input and output.
         n_heads: heads.
-        n_householder: steps of the delta rule for each position.
+        n_householder: delta rule steps per position.
         d_head: width of a head's queries and keys; default d_model / n_heads.
-        expand: a head's values have width expand * d_head.
-        d_conv: width of the causal convolution; 1 sees the position itself only.
-        beta_max: upper end of beta; eigenvalues reach below zero beyond 1 and -1 at 2 (Grazzi et al. 2411.12537).
+        expand: ratio of a head's value width to d_head.
+        d_conv: width of the causal convolution; 1 sees only the current position.
+        beta_max: upper end of beta; beyond 1, eigenvalues can be negative, down to -1 at 2 (Grazzi et al. 2411.12537).
         n_key_heads: heads of queries and keys, shared by groups of value heads, as in Qwen3-Next; default n_heads.
         norm_eps: epsilon of the norm.
         dt_min, dt_max: range of softplus(b) at initialisation, log-uniform, at least 1e-4.
-        n_levels: states of each head, a Fenwick tree over up to 2^(n_levels - 1) positions; 0 for one state over all.
+        n_levels: states of each head, a Fenwick tree over up to 2^(n_levels - 1) positions; 0 for a single state.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide, beta_max outside (0, 2], an empty range;
-            later a sequence of more positions than the tree holds.
+        ValueError: sizes that are not positive, head counts that do not divide evenly, beta_max outside (0, 2], an
+            empty range; at run time, a sequence of more positions than the tree holds.
     """
 
     undecayed = ("A_log", "dt_bias")
@@ -137,7 +135,7 @@ class DeltaProduct(SequenceMixer):
             self.A_log.copy_(draw_A_log(self.n_heads))
 
     def rank_law(self, seq_len: int) -> int:
-        # n_householder per head for the recurrence; convolution, SiLU and gate act on the channels of the values.
+        # The recurrence has n_householder per head; convolution, SiLU and gate act on each channel of the values.
         return self.n_heads * self.n_householder * self.d_value
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> AnyDeltaProductState:
@@ -164,7 +162,7 @@ class DeltaProduct(SequenceMixer):
             y, S = delta_product(q, k, v, beta, log_decay, state.S)
             state = DeltaProductState(conv, S)
         else:
-            # Queries have length 1 / sqrt(d_head) here, and sqrt(d_head) in the authors' code.
+            # Our queries have length 1 / sqrt(d_head), the authors' have sqrt(d_head): hence the factor d_head.
             seen, weights = self.levels.after(state.seen, lengths, x.shape[1]), self.d_head * self.levels(x)
             y, S = log_linear_delta_product(q, k, v, beta, log_decay, weights, state.seen, state.S, lengths)
             state = LogLinearDeltaProductState(conv, S, seen)

@@ -1,4 +1,4 @@
-"""Softmax attention by the delta rule: DeltaFormer."""
+"""DeltaFormer: softmax attention that stores values by the delta rule."""
 
 from __future__ import annotations
 
@@ -24,44 +24,43 @@ class DeltaFormerState(NamedTuple):
 
 
 class DeltaFormer(SequenceMixer):
-    """Causal softmax attention to values from which each position has taken out what it reads before it.
+    """Causal softmax attention over values from which each position has subtracted its own readout of the past.
 
         q, k   = rope(W_q x), rope(W_k x),   beta = W_b x + b, for each head, within [-1, 1]
         u_t    = W_v x_t - beta_t sum_{j < t} softmax_{j < t}(q_t . k_j / sqrt(d_head)) u_j
         y_t    = out_proj(sum_{j <= t} softmax_{j <= t}(q_t . k_j / sqrt(d_head)) u_j)
 
-    As `delta_net` stores a value less what its key already finds, attention here stores a value less what its query
-    already finds. u depends on all earlier u: a softmax layer that tracks states. It is computed in blocks of positions
-    with one triangular solve each, beside which the work is that of softmax attention. Beyond [-1, 1] beta would let u
-    grow exponentially along the sequence. Memory is linear in the length on a CPU and quadratic on other
-    devices, of one layer at a time.
+    `delta_net` stores a value minus the value already found under its key; here attention stores a value minus the
+    value already found by its query. Each u depends on all earlier u, so this softmax layer can track states. Each
+    block of positions takes one triangular solve; the other work is that of softmax attention. A beta beyond [-1, 1]
+    would let u grow exponentially along the sequence. Memory is linear in the length on a CPU and quadratic on other
+    devices, for one layer at a time.
 
-    Coefficients. Queries and keys, beta. Values are linear, so that the offset is zero.
+    Coefficients. Queries, keys and beta. The values are linear, so the offset is zero.
 
-    State. Keys and u of every position so far, 2 n_heads d_head numbers per position, u at least float32, and the
-    number of positions of each row. It grows with the sequence.
+    State. Keys and u of all positions so far, 2 n_heads d_head numbers per position, u at least float32, and the number
+    of positions of each row. It grows with the sequence.
 
-    Interaction rank. n_heads: with the coefficients held, u is a matrix of numbers for each head times the values, so
-    that a head keeps its one map W_O^h W_V^h.
+    Interaction rank. n_heads: with the coefficients fixed, a head's u is a matrix of numbers times its values, so a
+    head keeps its one map W_O^h W_V^h.
 
     Source. Zhong et al. 2505.19488. As in flash-linear-attention, commit bc3b101, fla/layers/deltaformer.py with its
-    defaults: the queries serve both sums, and beta, which the paper does not have, is a linear map. One departure:
-    their beta has no bounds.
+    defaults, the queries serve both sums, and beta, which the paper does not have, is a linear map. One departure:
+    their beta is unbounded.
 
-    Not here. The norms of queries and keys, and biases of the projections. Keys and values shared by groups of heads:
-    u differs between query heads, so that nothing would be saved.
+    Not here. Norms of queries and keys, and biases of the projections. Keys and values shared by groups of heads: u
+    differs between query heads, so sharing would save nothing.
 
     Args:
         d_model: width of input and output.
         n_heads: heads.
         d_head: width of a head; default d_model / n_heads.
-        d_rope: channels of queries and keys that rope turns, an even number; 0 for none, all that make pairs when
-            absent.
-        rope_base: base of rope's wavelengths; larger turns slower.
+        d_rope: rotary channels of queries and keys, an even number; 0 for none; default all, except an odd last one.
+        rope_base: base of the RoPE wavelengths; a larger base rotates more slowly.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide, a d_rope that is odd or does not fit into a
-            head, a rope_base of at most 1.
+        ValueError: sizes that are not positive, an n_heads that does not divide d_model, a d_rope that is odd or
+            exceeds d_head, a rope_base of at most 1.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class DeltaFormer(SequenceMixer):
         self.reset_parameters()
 
     def rank_law(self, seq_len: int) -> int:
-        free = softmax_freedom(seq_len, seq_len, normalized=False)  # beta frees the rows from their sums
+        free = softmax_freedom(seq_len, seq_len, normalized=False)  # with beta, rows need not sum to one
         return shared_values_rank(self.n_heads, self.n_heads, self.d_model, self.d_head, free)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> DeltaFormerState:

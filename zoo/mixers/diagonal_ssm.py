@@ -1,4 +1,4 @@
-"""A linear time-invariant state space model with diagonal dynamics."""
+"""Diagonal linear time-invariant state space models: S4D-Lin poles in one MIMO system, LRU and S5."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zoo.ops.time import state_after
 from zoo.validate import require_choice, require_positive, require_range
 
 Init = Literal["s4d_lin", "real_log", "ring", "lru", "s5"]
-TRUNCATED_STD = 0.87962566103423978  # of a standard normal number between -2 and 2
+TRUNCATED_STD = 0.87962566103423978  # standard deviation of a standard normal truncated to [-2, 2]
 
 
 class DiagonalState(NamedTuple):
@@ -29,44 +29,41 @@ class DiagonalSSM(SequenceMixer):
         h_t = lambda h_{t-1} + gain B x_t
         y_t = Re(C h_t) + D x_t
 
-    Complex poles represent conjugate pairs, d_state / 2 of them, and count twice in y. init s4d_lin has A_n = -1/2 + i
-    pi n under zero-order hold; real_log has real poles, timescales log-spaced between 1/dt_max and 1/dt_min, under
-    zero-order hold; ring has |lambda| uniform by area between r_min and r_max and gain sqrt(1 - |lambda|^2); lru is the
-    LRU as published (`lru`): poles of ring, and a gain that starts as ring's and is learned; s5 is S5 as published
-    (`s5`): the normal part of HiPPO-LegS in its eigenvectors, under zero-order hold.
+    There are d_state / 2 complex poles. Each represents a conjugate pair and counts twice in y. `init` selects the
+    initial poles, and whether the gain is learned.
 
-    Coefficients. None: W_ij = Re(C lambda^(i-j) gain B), and D on top at lag zero, does not depend on x. The offset is
-    zero.
+    Coefficients. None: W_ij = Re(C lambda^(i-j) gain B), plus D at lag zero, does not depend on x. The offset is zero.
 
     State. h: d_state real numbers, or d_state / 2 complex ones, at least float32. It does not grow.
 
-    Interaction rank. min(d_state + 1, seq_len, d_model^2); the one is D's. Many slow or real poles read lower, since
-    their lag operators are nearly dependent; `heads_needed` then says more than the rank.
+    Interaction rank. min(d_state + 1, seq_len, d_model^2); the + 1 is D. If many poles are slow or real, their lag
+    operators are nearly dependent and the measured rank is lower; `heads_needed` is then the better measure.
 
-    Source. s4d_lin of Gu et al. 2206.11893, ring and lru of Orvieto et al. 2303.06349. Poles, step sizes (log-uniform
-    between dt_min and dt_max in s4d_lin) and gains are those of the papers; B and C (normal, of variance 1 / d_model
-    and 1 / poles) and D (one) start in one way for the first three, which is this project's own. lru starts as in
-    NicolasZucchet/minimal-LRU, commit bbd71b1, lru/model.py, but for the defaults of r_min and r_max: B and C normal,
-    of variance 1 / (2 d_model) and 1 / poles for each part, D normal. It takes Re(C h) of single poles, without their
-    conjugates, so that its C is twice ours. s5, of Smith et al. 2208.04933, starts as in lindermanlab/S5, commit
-    3c18fdb, s5/ssm.py and s5/ssm_init.py with its defaults: a real B and a complex C, truncated normal of variance 1 /
-    d_state, taken to the eigenvectors V of HiPPO-LegS's normal part (V^H B, C V), step sizes log-uniform for each pole,
-    D normal. Its real parts are free there and stay below zero here.
+    Source. s4d_lin: Gu et al. 2206.11893; ring and lru: Orvieto et al. 2303.06349. Poles, step sizes (log-uniform
+    between dt_min and dt_max in s4d_lin) and gains are as in the papers. For s4d_lin, real_log and ring we start B and
+    C normal with variance 1 / d_model and 1 / poles, and D at one. lru starts as in NicolasZucchet/minimal-LRU, commit
+    bbd71b1, lru/model.py, except for the defaults of r_min and r_max: B and C normal, with variance 1 / (2 d_model) and
+    1 / poles for each part, D normal. Their output Re(C h) leaves out the conjugate poles, so their C is twice ours. s5
+    (Smith et al. 2208.04933) starts as in lindermanlab/S5, commit 3c18fdb, s5/ssm.py and s5/ssm_init.py with its
+    defaults: a real B and a complex C, truncated normal with variance 1 / d_state, mapped to the eigenvectors V of
+    HiPPO-LegS's normal part (V^H B, C V), step sizes log-uniform per pole, D normal. The real parts of its poles are
+    unconstrained there and stay negative here.
 
-    Not here. S5's initialisation by several HiPPO blocks, and its reading in both directions (`zoo.Bidirectional`).
+    Not here. S5's initialisation by several HiPPO blocks, and its bidirectional form (`zoo.Bidirectional`).
 
     Args:
         d_model: width of input and output.
         d_state: real dimension of the state.
-        init: s4d_lin (A_n = -1/2 + i pi n; Gu et al. 2206.11893), real_log (real poles with timescales log-spaced
-            between 1/dt_max and 1/dt_min), both under zero-order hold; ring (|lambda| uniform by area between r_min
-            and r_max, gain sqrt(1 - |lambda|^2); Orvieto et al. 2303.06349); lru (the same, the gain learned); s5
-            (modes of HiPPO-LegS's normal part under zero-order hold; Smith et al. 2208.04933).
-        dt_min, dt_max: range of the step sizes, log-uniform (s4d_lin, s5), log-spaced (real_log).
-        r_min, r_max: ring of the poles (ring, lru).
+        init: initial poles: s4d_lin (A_n = -1/2 + i pi n; Gu et al. 2206.11893) or real_log (real poles with timescales
+            log-spaced between 1/dt_max and 1/dt_min), both under zero-order hold; ring (|lambda| uniform by area
+            between r_min and r_max, gain sqrt(1 - |lambda|^2); Orvieto et al. 2303.06349); lru (the published LRU: as
+            ring, with a learned gain); s5 (the published S5: modes of HiPPO-LegS's normal part under zero-order hold;
+            Smith et al. 2208.04933).
+        dt_min, dt_max: range of the step sizes, log-uniform (s4d_lin, s5) or log-spaced (real_log).
+        r_min, r_max: range of |lambda| (ring, lru).
 
     Raises:
-        ValueError: an odd d_state with complex poles, an empty range, a ring that is not inside (0, 1).
+        ValueError: an odd d_state with complex poles, an empty range, an r_max of 1 or more.
     """
 
     undecayed = ("log_rate", "frequency", "log_dt", "log_gain", "B", "D")
@@ -114,7 +111,7 @@ class DiagonalSSM(SequenceMixer):
                 self.log_dt.copy_(dt.log())
             if self.log_gain is not None:
                 self.log_gain.copy_(ring_gain(-rate).log())
-        if self.init == "lru":  # C is half of theirs, which does not count the conjugate poles
+        if self.init == "lru":  # half of the authors' C, whose output leaves out the conjugate poles
             nn.init.normal_(self.B, std=(2 * self.d_model) ** -0.5)
             nn.init.normal_(self.C, std=self.poles**-0.5 / 2)
             nn.init.normal_(self.D)
@@ -127,7 +124,7 @@ class DiagonalSSM(SequenceMixer):
             nn.init.ones_(self.D)
 
     def _draw_maps_of_modes(self) -> None:
-        """B and C of the full real system in the basis of the kept eigenvectors."""
+        """Draw B and C of the full real system and map them to the kept eigenvectors."""
         d_state = 2 * self.poles
         std = d_state**-0.5 / TRUNCATED_STD
         B, C = torch.empty(d_state, self.d_model), torch.empty(self.d_model, d_state, 2)
@@ -139,23 +136,23 @@ class DiagonalSSM(SequenceMixer):
             self.C.copy_(torch.view_as_real(torch.view_as_complex(C.double()) @ vectors))
 
     def _initial_poles(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(rate, frequency, dt), (poles,) each: the poles are exp(dt (-rate + i frequency))."""
+        """Return (rate, frequency, dt) of the poles exp(dt (-rate + i frequency)), each of shape (poles,)."""
         n, draw = torch.arange(self.poles), torch.rand(self.poles)
         if self.init in ("ring", "lru"):
             radius = torch.sqrt(draw * (self.r_max**2 - self.r_min**2) + self.r_min**2)
             return -radius.log(), 2 * math.pi * torch.rand(self.poles), torch.ones(self.poles)
-        where = n / max(1, self.poles - 1) if self.real else draw
-        dt = self.dt_min * (self.dt_max / self.dt_min) ** where
+        exponent = n / max(1, self.poles - 1) if self.real else draw
+        dt = self.dt_min * (self.dt_max / self.dt_min) ** exponent
         frequency = hippo_modes(2 * self.poles)[0].float() if self.init == "s5" else math.pi * n
         return torch.full((self.poles,), 1.0 if self.real else 0.5), frequency, dt
 
     def dynamics(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(log lambda (poles,), B with its gain (poles, d_model), C (d_model, poles)), in at least float32.
+        """Return log lambda (poles,), gain B (poles, d_model) and C (d_model, poles), in at least float32.
 
-        A conjugate pair's factor of two is in C, so that y = Re(C h) + D x.
+        C includes the factor two of conjugate pairs, so that y = Re(C h) + D x.
         """
-        rate = -self._wide(self.log_rate).exp()
-        A = rate if self.frequency is None else torch.complex(rate, self._wide(self.frequency))
+        real_part = -self._wide(self.log_rate).exp()
+        A = real_part if self.frequency is None else torch.complex(real_part, self._wide(self.frequency))
         if self.log_gain is not None:
             log_decay, gain = A, self._wide(self.log_gain).exp()
         elif self.log_dt is None:
@@ -169,7 +166,7 @@ class DiagonalSSM(SequenceMixer):
         return log_decay, gain.unsqueeze(1) * B, C
 
     def rank_law(self, seq_len: int) -> int:
-        # One direction per pole (two per conjugate pair) and one for D; seq_len lag operators in all.
+        # One direction per pole (two per conjugate pair) and one for D; at most one operator per lag.
         return min((self.poles if self.real else 2 * self.poles) + 1, seq_len)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> DiagonalState:

@@ -33,40 +33,39 @@ class DifferentialAttention(SequenceMixer):
         q, k    = rope(W_q x), rope(W_k x)                  two of each per head, on the first d_rope channels
         a_ij^m  = softmax over j <= i of (q_i^m . k_j^m / sqrt(d_head)),  m = 1, 2
         o_i     = sum_{j <= i} (a_ij^1 - lambda a_ij^2) v_j          v of width 2 d_head
-        y_i     = out_proj((1 - lambda_init) RMSNorm(o_i))           each head normed by itself
+        y_i     = out_proj((1 - lambda_init) RMSNorm(o_i))           each head normed separately
         lambda  = exp(l_q1 . l_k1) - exp(l_q2 . l_k2) + lambda_init
 
-    All heads share lambda. lambda_init = 0.8 - 0.6 exp(-0.3 depth); the layers of a stack have the depths 0, 1, ...
-    unless depth is given. The four vectors l start normal with standard deviation 0.1.
+    All heads share lambda. lambda_init = 0.8 - 0.6 exp(-0.3 depth); the layers of a stack have depths 0, 1, ... unless
+    depth is given. The four vectors l start normal with standard deviation 0.1.
 
-    Coefficients. Queries and keys, 1/rms. Values are linear and lambda does not depend on the input, so that the offset
+    Coefficients. Queries and keys, 1/rms. The values are linear and lambda does not depend on the input, so the offset
     is zero.
 
-    State. Keys and values of every position so far, 4 n_heads d_head numbers per position, and the number of positions
+    State. Keys and values of all positions so far, 4 n_heads d_head numbers per position, and the number of positions
     of each row. It grows with the sequence.
 
-    Interaction rank. n_heads: the 2 n_heads softmax maps are mixed by twos before they meet the values, and each
-    difference is one number times one map, W_O^h W_V^h. The rows of a difference sum to 1 - lambda at every position,
-    and a constant sequence comes out constant: what softmax without a sink cannot do (`zoo.theory.softmax_floor`) the
-    difference cannot either (`zoo claims differential_floor`).
+    Interaction rank. n_heads: the two softmax maps of a head are subtracted before they meet the values, so a head has
+    one number per pair and one map, W_O^h W_V^h. The rows of a difference sum to 1 - lambda at every position, and a
+    constant sequence comes out constant: the limit of a softmax without a sink (`zoo.theory.softmax_floor`) holds for
+    the difference too (`zoo claims differential_floor`).
 
-    Source. Ye et al. 2410.05258. As in microsoft/unilm, commit 3aca927, Diff-Transformer/multihead_diffattn.py, where
-    rope turns neighbouring channels: the same up to their order.
+    Source. Ye et al. 2410.05258. As in microsoft/unilm, commit 3aca927, Diff-Transformer/multihead_diffattn.py, whose
+    RoPE pairs neighbouring channels: the same layer up to the order of channels.
 
     Not here. Keys and values shared by groups of heads.
 
     Args:
         d_model: width of input and output.
-        n_heads: heads, each of two softmaxes.
+        n_heads: heads, each with two softmaxes.
         d_head: width of queries and keys, half the width of values; default d_model / (2 n_heads).
-        depth: index of the layer, from 0, for lambda_init.
-        d_rope: channels of queries and keys that rope turns, an even number; 0 for none, all that make pairs when
-            absent.
-        rope_base: base of rope's wavelengths; larger turns slower.
+        depth: index of the layer, from 0, which sets lambda_init.
+        d_rope: rotary channels of queries and keys, an even number; 0 for none; default all, except an odd last one.
+        rope_base: base of the RoPE wavelengths; a larger base rotates more slowly.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide, a negative depth, a d_rope that is odd or
-            does not fit into a head, a rope_base of at most 1.
+        ValueError: sizes that are not positive, a 2 n_heads that does not divide d_model, a negative depth, a d_rope
+            that is odd or exceeds d_head, a rope_base of at most 1.
     """
 
     undecayed = ("lambda_q", "lambda_k")
@@ -102,7 +101,7 @@ class DifferentialAttention(SequenceMixer):
 
     @classmethod
     def create_layers(cls, n_layers: int, d_model: int, options: Mapping[str, Any]) -> list[SequenceMixer]:
-        """Return the mixers of a stack, whose depths are their places in it unless the options say another."""
+        """Return the mixers of a stack, with depths 0, 1, ... unless the options give a depth."""
         require_positive(n_layers=n_layers)
         return [cls.create(d_model, {"depth": layer, **options}) for layer in range(n_layers)]
 
@@ -120,7 +119,7 @@ class DifferentialAttention(SequenceMixer):
         return DifferentialAttentionState(keys, values, torch.zeros(batch_size, dtype=torch.int64, device=device))
 
     def subtracted(self) -> Tensor:
-        """lambda, a scalar in at least float32."""
+        """Return lambda, a scalar in at least float32."""
         wide = accumulator(self.lambda_q.dtype)
         first, second = (self.lambda_q.to(wide) * self.lambda_k.to(wide)).sum(1).exp().unbind(0)
         return first - second + self.lambda_init
@@ -136,8 +135,8 @@ class DifferentialAttention(SequenceMixer):
         q, k = (coefficient(rotate(t, positions, self.rope_base, d_rope=self.d_rope)) for t in (q, k))
         keys, values = grow_cache(state.keys, k), grow_cache(state.values, v)
         both = attend(q, keys, values.repeat_interleave(2, dim=1), state.seen)
-        kept, taken_off = both.unflatten(1, (self.n_heads, 2)).unbind(2)
-        y = (1 - self.lambda_init) * self.norm(kept - self.subtracted().to(x.dtype) * taken_off)
+        first, second = both.unflatten(1, (self.n_heads, 2)).unbind(2)
+        y = (1 - self.lambda_init) * self.norm(first - self.subtracted().to(x.dtype) * second)
         keys, values = (settle_cache(cache, lengths, seq_len) for cache in (keys, values))
         seen = state.seen + (seq_len if lengths is None else lengths)
         y = self.out_proj(rearrange(y, "batch head seq d -> batch seq (head d)"))

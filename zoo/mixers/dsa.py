@@ -1,4 +1,4 @@
-"""DeepSeek sparse attention: latent attention to the few positions that a light index finds."""
+"""DeepSeek sparse attention: latent attention to the few positions that a cheap index selects."""
 
 from __future__ import annotations
 
@@ -25,41 +25,43 @@ class SparseLatentState(NamedTuple):
 
 
 class SparseLatentAttention(LatentAttention):
-    """Latent attention in which each query attends to the top_k positions of the highest index, for all heads alike.
+    """Latent attention in which each query attends to the top_k positions of highest index, alike in all heads.
 
         a_in, b_j, w_i = rope(W_a^n x_i), rope(LayerNorm(W_b x_j)), W_w x_i      n = 1, ..., n_index_heads
         I_ij   = sum_n w_in relu(a_in . b_j) / sqrt(n_index_heads d_index)
-        S_i    = the top_k positions j <= i of the highest I_ij                  the latest first among equals
+        S_i    = the top_k positions j <= i with the highest I_ij                among equals, the latest
         y_i    = sum_h W_O^h sum_{j in S_i} softmax_j(q_i^h . k_j^h / sqrt(d_head + d_rope)) W_V^h c_j
 
-    c, q and k are as in `mla`; with d_query the a_in are made from the normed latent of the queries. A sequence of at
-    most top_k positions is seen whole, and the layer equals `mla`. Otherwise queries attend in the latent space, where
-    a position is one vector for all heads. The work for the softmax grows linearly with the length. The index costs
-    n_index_heads d_index products for each pair of positions, so that its work grows with the square of the length. On
-    a CPU at d_model 256 the layer without gradients takes as long as `attention` at 4,096 positions and three quarters
-    of its time at 8,192. A training step is slower, 1.6 and 1.15 times at these lengths: it gathers chosen positions
-    again in the backward pass, and trains the index. torch's fused attention of `mla` is faster at 4,096.
+    c, q and k are as in `mla`; with d_query, the a_in are computed from the normed latent of the queries. A sequence of
+    at most top_k positions is attended to in full, and the layer equals `mla`. Otherwise queries attend in the latent
+    space, where a position is one vector for all heads.
 
-    Training. A choice has no gradient, so the output trains everything but the index. The index has a loss of its own,
-    `own_loss`: the mean over positions i of KL(p_i || softmax(I_i)) over S_i. The target p_i is the mean of the heads'
-    weights; neither it nor the input of the index is differentiated. `SequenceModule` adds `own_loss` to the training
-    loss and logs it as `train/own_loss`; a training loop of your own has to add `layer.own_loss`. During the warm-up of
-    the learning rate (`warmup_steps`), `SequenceModule` sets `layer.warming_up`. Training then attends to all positions
-    and takes the divergence over all of them, so that the first choice is not random. DeepSeek-V3.2 has the same two
-    stages; its first one trains the index alone.
+    The softmax takes time linear in the length. The index takes n_index_heads d_index products per pair of positions,
+    so its time is quadratic. On a CPU at d_model 256, inference takes as long as `attention` at 4,096 positions and
+    three quarters of its time at 8,192. A training step takes 1.6 and 1.15 times as long as `attention` at these
+    lengths: the backward pass gathers the selected positions again, and the index is trained. torch's fused attention
+    in `mla` is faster at 4,096.
 
-    Coefficients. Queries and keys; a, b and w, from which the choice follows; 1/rms of the norms. The values are
-    linear, so that the offset is zero.
+    Training. The selection has no gradient, so the output trains everything but the index. The index has its own loss,
+    `own_loss`: the mean over positions i of KL(p_i || softmax(I_i)) over S_i, where the target p_i is the mean of the
+    heads' weights. The target and the input of the index are detached. `SequenceModule` adds `own_loss` to the training
+    loss and logs it as `train/own_loss`; a custom training loop must add `layer.own_loss` itself. During learning rate
+    warm-up (`warmup_steps`), `SequenceModule` sets `layer.warming_up`: training then attends to all positions, and the
+    divergence covers all of them, so the first selection is not random. DeepSeek-V3.2 has the same two stages, but its
+    first stage trains the index alone.
 
-    State. The normed latent, the rotated rope key and the index key b of every position so far, d_latent + d_rope +
+    Coefficients. Queries and keys; a, b and w, which determine the selection; 1/rms of the norms. The values are
+    linear, so the offset is zero.
+
+    State. The normed latent, the rotated rope key and the index key b of all positions so far, d_latent + d_rope +
     d_index numbers per position, and the number of positions of each row. It grows with the sequence.
 
-    Interaction rank. n_heads, as in `mla`: the choice sets some of a head's numbers to zero and leaves its map. With
-    top_k 1 every head has the weight 1 at the same position, and the rank is 1.
+    Interaction rank. n_heads, as in `mla`: the selection sets some of a head's numbers to zero and does not change its
+    map. With top_k 1, every head has weight 1 at the same position, and the rank is 1.
 
     Source. DeepSeek-V3.2 2512.02556, section 2.1. As DeepseekV32Attention of transformers 5.23.0,
-    models/deepseek_v32/modeling_deepseek_v32.py, which leaves open the order of positions with equal index, and has no
-    training of the index.
+    models/deepseek_v32/modeling_deepseek_v32.py, which does not specify the order of positions with equal index and
+    does not train the index.
 
     Not here. The Hadamard transform and the 8-bit numbers of the authors' index kernel.
 
@@ -68,17 +70,17 @@ class SparseLatentAttention(LatentAttention):
         n_heads: heads.
         d_head: width of the unrotated part of queries and keys, and of values; default d_model / n_heads.
         d_latent: width of the latents; default half of d_model.
-        d_rope: rotated channels of queries and of the shared key, and of the index; an even number; 0 for none, half of
-            d_head and at least 2 when absent.
-        d_query: width of a normed latent from which queries are made; default none, queries are made from x.
-        rope_base: base of rope's wavelengths; larger turns slower.
+        d_rope: rotary channels of queries, of the shared key and of the index, an even number; 0 for none; default half
+            of d_head, at least 2.
+        d_query: width of a normed latent from which queries are computed; default none, queries are computed from x.
+        rope_base: base of the RoPE wavelengths; a larger base rotates more slowly.
         n_index_heads: heads of the index.
-        d_index: width of the index' queries and keys, at least d_rope; default d_head / 2, or d_rope if that is more.
-        top_k: positions that a query sees.
+        d_index: width of the index queries and keys, at least d_rope; default the larger of d_head / 2 and d_rope.
+        top_k: positions that a query attends to.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide, a latent wider than d_model, an odd d_rope, a
-            d_index below d_rope, a rope_base of at most 1.
+        ValueError: sizes that are not positive, an n_heads that does not divide d_model, a latent wider than d_model,
+            an odd d_rope, a d_index below d_rope, a rope_base of at most 1.
     """
 
     apart = (
@@ -115,7 +117,7 @@ class SparseLatentAttention(LatentAttention):
         self.reset_parameters()
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"own_loss": None}  # a tensor within a graph cannot be copied
+        return super().__getstate__() | {"own_loss": None}  # a tensor with a graph cannot be copied
 
     def rank_law(self, seq_len: int) -> int:
         free = softmax_freedom(seq_len, self.top_k, normalized=True)
@@ -153,7 +155,7 @@ class SparseLatentAttention(LatentAttention):
             y, divergence = attend_to_best(q, k, latents, a, b, w, state.seen, self.top_k, compare=learns)
             y = self._out_of_latents(y)
         self.own_loss = _mean_of_valid(divergence, lengths) if learns and divergence is not None else None
-        index_keys = index_keys if learns else index_keys.detach()  # a later chunk's own loss trains them too
+        index_keys = index_keys if learns else index_keys.detach()  # the own loss of later chunks trains them too
         latents, index_keys = (settle_cache(cache, lengths, seq_len) for cache in (latents, index_keys))
         seen = state.seen + (seq_len if lengths is None else lengths)
         y = self.out_proj(rearrange(y, "batch head seq d -> batch seq (head d)"))
@@ -161,7 +163,7 @@ class SparseLatentAttention(LatentAttention):
 
 
 def _mean_of_valid(t: Tensor, lengths: Tensor | None) -> Tensor:
-    """Return the mean over the valid positions of all rows."""
+    """Average over the valid positions of all rows."""
     if lengths is None:
         return t.mean()
     valid = valid_positions(lengths, t.shape[1])

@@ -1,4 +1,4 @@
-"""The factorized class of the theory: a sum over heads of scalar coefficients times shared value maps."""
+"""The theory's factorized class as a mixer: a sum over heads of scalar coefficients times shared value maps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Factorized(SequenceMixer):
 
         y_i = sum_h V_h sum_{j <= i} f_h(i, j) x_j
 
-    kernel toeplitz makes f_h(i, j) a free number for each head and lag, kernel bilinear makes it q_h(x_i) . k_h(x_j)
+    With kernel toeplitz, f_h(i, j) is a free number per head and lag. With kernel bilinear it is q_h(x_i) . k_h(x_j),
     with q and k of width d_head. Nothing is normalised.
 
     Coefficients. q and k (bilinear); none (toeplitz). The offset is zero.
@@ -41,8 +41,8 @@ class Factorized(SequenceMixer):
     State. toeplitz: the inputs so far, d_model numbers per position, at most max_seq_len positions. bilinear: the sum
     of k_j x_j^T, n_heads d_head d_model numbers, at least float32.
 
-    Interaction rank. n_heads, at most d_out * d_model, and at most seq_len for toeplitz. This is the class that the
-    head-count theorem is about: n_heads >= k operators are needed to equal a map of interaction rank k, and k suffice.
+    Interaction rank. n_heads, at most d_out * d_model, and at most seq_len for toeplitz. The head-count theorem is
+    about this class: to equal a map of interaction rank k it needs n_heads >= k, and n_heads = k is enough.
 
     Source. Ghodsi 2512.15115.
 
@@ -50,9 +50,9 @@ class Factorized(SequenceMixer):
         d_model: width of the input.
         n_heads: value maps V_h.
         d_out: width of the output; default d_model.
-        kernel: how the scalar coefficients come about.
+        kernel: form of the scalar coefficients, toeplitz or bilinear.
         d_head: width of q and k, the rank of the bilinear form; default d_model / n_heads, at least one.
-        max_seq_len: number of free lags of the Toeplitz kernel, hence the longest sequence.
+        max_seq_len: lags of the Toeplitz kernel, and so the longest sequence.
 
     Raises:
         ValueError: sizes that are not positive, an unknown kernel; a sequence beyond max_seq_len (toeplitz).
@@ -109,7 +109,7 @@ class Factorized(SequenceMixer):
         inputs = torch.cat((state.inputs.to(x.dtype), x), dim=1)
         seq_len, slots = x.shape[1], inputs.shape[1]
         if slots > self.max_seq_len:
-            raise ValueError(f"sequence of {slots} exceeds max_seq_len={self.max_seq_len}")
+            raise ValueError(f"sequence of {slots} positions exceeds max_seq_len={self.max_seq_len}")
         assert self.coefficients is not None
         gathered = toeplitz_mix(self.coefficients, inputs, seq_len)
         if lengths is not None:

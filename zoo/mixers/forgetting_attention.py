@@ -1,4 +1,4 @@
-"""Softmax attention with a forget gate: FoX."""
+"""FoX: softmax attention with a forget gate."""
 
 from __future__ import annotations
 
@@ -32,27 +32,28 @@ class ForgettingAttentionState(NamedTuple):
 
 
 class ForgettingAttention(SequenceMixer):
-    """Causal softmax attention whose logits fall by log f of each later position.
+    """Causal softmax attention with a forget gate: logits fall by log f of each later position.
 
         f_t   = sigmoid(w_f x_t + b_f), a number for each head
         a_ij  = softmax over j <= i of (q_i . k_j / sqrt(d_head) + log f_{j+1} + ... + log f_i)
         y_i   = out_proj(sum_{j <= i} a_ij W_v x_j)
 
-    A position with f near zero hides from later ones all that came before it. There is no other position encoding.
-    n_kv_heads shares keys and values between groups of query heads; gates are those of the query heads. The sums of
-    log f are a matrix over pairs of positions that needs a gradient, which torch's fused kernel for softmax attention
-    does not give: at 1,024 positions a training step on a CPU has less than half of the tokens a second of
-    `gated_delta_net`. Memory is linear in the length: blocks of queries are recomputed in the backward pass, and on
-    CUDA long sequences go to torch's FlexAttention, whose gradient of log f is a sum in no fixed order.
+    A position with f near zero hides everything before it from later positions. There is no other position encoding.
+    n_kv_heads shares keys and values between groups of query heads; every query head has its own gate.
 
-    Coefficients. Queries and keys, log f. Values are linear, so that the offset is zero.
+    The sums of log f form a matrix over pairs of positions that needs a gradient, which torch's fused softmax attention
+    does not provide: at 1,024 positions, a training step on a CPU runs at less than half the tokens per second of
+    `gated_delta_net`. Memory is linear in the length, since the backward pass recomputes blocks of queries. On CUDA,
+    long sequences use torch's FlexAttention, whose gradient of log f is a sum in no fixed order.
 
-    State. Keys and values of every position so far, 2 n_kv_heads d_head numbers per position, for each of them the sum
-    of log f since, n_heads numbers, and the number of positions of each row. It grows with the sequence. The sums are
-    counted from the end, so that those that matter are small and keep their digits.
+    Coefficients. Queries and keys, log f. The values are linear, so the offset is zero.
 
-    Interaction rank. n_heads: a gate that depends on what lies between two positions changes a head's number for the
-    pair, not its map W_O^h W_V^h.
+    State. Keys and values of all positions so far, 2 n_kv_heads d_head numbers per position; for each of them the sum
+    of log f since then, n_heads numbers; the number of positions of each row. It grows with the sequence. The sums run
+    back from the end, so that those of recent positions are small and keep their digits.
+
+    Interaction rank. n_heads: the gates between two positions change a head's number for the pair, but not its map
+    W_O^h W_V^h.
 
     Source. Lin et al. 2503.02130, section 3. As in flash-linear-attention, commit bc3b101,
     fla/layers/forgetting_attn.py with its defaults.
@@ -66,7 +67,7 @@ class ForgettingAttention(SequenceMixer):
         n_kv_heads: key and value heads, shared by groups of query heads; default n_heads.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide.
+        ValueError: sizes that are not positive, head counts that do not divide evenly.
     """
 
     def __init__(

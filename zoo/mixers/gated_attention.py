@@ -1,4 +1,4 @@
-"""Softmax attention whose queries and keys are normed and whose output is gated."""
+"""Softmax attention with normed queries and keys, partial RoPE and an output gate."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ class GatedAttentionState(NamedTuple):
 
 
 class GatedAttention(SequenceMixer):
-    """Causal softmax attention with an output gate, normed queries and keys, and rope on a part of a head.
+    """Causal softmax attention with an output gate, normed queries and keys, and RoPE on part of each head.
 
         q, k  = rope(RMSNorm(W_q x)), rope(RMSNorm(W_k x))         per head; rope on the first d_rope channels
         a_ij  = softmax over j <= i of (q_i . k_j / sqrt(d_head))
         y_i   = out_proj(sigmoid(W_g x_i) * sum_{j <= i} a_ij W_v x_j)
 
-    gate channel has a number for each channel of each head, gate head one for each head. n_kv_heads shares keys and
-    values between groups of query heads. Weights of the norms start at one. It has no highway input: normed queries and
-    keys bound the logits, so that no needle takes all of the attention.
+    With gate channel, W_g x_i has one number per channel of each head; with gate head, one per head. n_kv_heads shares
+    keys and values between groups of query heads. The norms' weights start at one. There is no highway input: normed
+    queries and keys bound the logits, so no needle can take all of the attention.
 
-    Coefficients. 1/rms, queries and keys, the gate. The values are linear, so that the offset is zero.
+    Coefficients. 1/rms, queries and keys, the gate. The values are linear, so the offset is zero.
 
-    State. Keys and values of every position so far, 2 n_kv_heads d_head numbers per position, and the number of
+    State. Keys and values of all positions so far, 2 n_kv_heads d_head numbers per position, and the number of
     positions of each row. It grows with the sequence.
 
-    Interaction rank. gate head: n_heads, as without a gate. gate channel: n_heads * d_head for generic input, since
-    each value channel is scaled by itself: a softmax head then is as many operators as it has channels. Where heads
-    share values, a shared channel has d_model operators at most.
+    Interaction rank. gate head: n_heads, as without a gate. gate channel: n_heads * d_head for generic input, since the
+    gate scales each value channel separately, so that a softmax head spans one operator per channel. If heads share
+    values, a shared channel spans at most d_model operators.
 
-    Source. Qiu et al. 2505.06708, the gate where they find it best. With gate channel as the attention layers of
+    Source. Qiu et al. 2505.06708, with the gate at the position they find best. gate channel is the attention layer of
     Qwen3-Next (transformers 5.23.0, models/qwen3_next/modeling_qwen3_next.py).
 
     Args:
@@ -54,14 +54,14 @@ class GatedAttention(SequenceMixer):
         d_head: width of a head; default d_model / n_heads.
         n_kv_heads: key and value heads, shared by groups of query heads; default n_heads.
         gate: one number per head, or one per channel.
-        d_rope: channels of a head that rope turns, an even number; 0 for none, a quarter of d_head and at least 2 when
-            absent.
-        rope_base: base of rope's wavelengths; larger turns slower.
+        d_rope: rotary channels, the first ones of each head, an even number; 0 for none; default a quarter of d_head,
+            at least 2.
+        rope_base: base of the RoPE wavelengths; a larger base rotates more slowly.
         norm_eps: epsilon of the norms of queries and keys.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide, an unknown gate, a d_rope that is odd or does
-            not fit into a head, a rope_base of at most 1.
+        ValueError: sizes that are not positive, head counts that do not divide evenly, an unknown gate, a d_rope that
+            is odd or exceeds d_head, a rope_base of at most 1.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class GatedAttention(SequenceMixer):
 
     def rank_law(self, seq_len: int) -> int:
         shared = self.n_heads // self.n_kv_heads
-        if self.gate == "head":  # as without a gate: it scales a head's rows, which no longer sum to one
+        if self.gate == "head":  # as without a gate, which only scales a head's rows
             return self.n_kv_heads * min(shared, self.d_model * self.d_head)
-        # Each value channel has a map of rank one, its column of out_proj times its row of W_v; heads that share the
-        # row have d_model columns at most. In row i the weights of all heads are vectors of i positions.
+        # Each value channel has a map of rank one, its column of out_proj times its row of W_v. Heads that share a row
+        # of W_v span at most d_model such maps. In row i, the weights of all heads are vectors over i positions.
         weights = sum(min(i, self.n_heads) for i in range(1, seq_len + 1))
         return min(self.n_kv_heads * self.d_head * min(shared, self.d_model), weights)
 

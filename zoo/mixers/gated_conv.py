@@ -24,20 +24,20 @@ class GatedConv(SequenceMixer):
         B, C, u = W_B x, W_C x, W_u x
         y_i     = out_proj(C_i * sum_{tau < d_conv} K_tau * (B u)_{i - tau}),      K_tau a number per channel
 
-    Coefficients. B and C; u is the value. There are no biases, so that the offset is zero.
+    Coefficients. B and C; u is the value. There are no biases, so the offset is zero.
 
     State. The last d_conv - 1 products B u. It does not grow with the sequence.
 
     Interaction rank. d_model: each channel has a map of rank one, a column of out_proj times a row of W_u, and the
-    gates make its numbers its own; without them there would be d_conv. At most as many as there are pairs of positions
-    within d_conv.
+    gates give each channel its own coefficients. Without gates the rank would be d_conv. It is at most the number of
+    pairs of positions within d_conv.
 
-    Source. Block of LFM2, Liquid AI, 2511.23404. As in transformers 5.23.0, models/lfm2/modeling_lfm2.py,
-    Lfm2ShortConv without biases.
+    Source. Block of LFM2, Liquid AI, 2511.23404. As in transformers 5.23.0, models/lfm2/modeling_lfm2.py, Lfm2ShortConv
+    without biases.
 
     Args:
         d_model: width of input and output.
-        d_conv: width of the causal convolution; 1 sees the position itself only.
+        d_conv: width of the causal convolution; 1 sees only the current position.
 
     Raises:
         ValueError: sizes that are not positive.

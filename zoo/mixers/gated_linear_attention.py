@@ -1,4 +1,4 @@
-"""Gated linear attention: every key channel of the state forgets at its own, input-dependent rate."""
+"""Gated linear attention: every key channel of the state decays at its own, input-dependent rate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.time import without_padding
 from zoo.validate import head_width, require_positive
 
-_TEMPERATURE = 16  # decays are sigmoids to the power 1/16, near one from the start
+_TEMPERATURE = 16  # decays are sigmoids to the power 1/16, so near one at initialisation
 
 
 class GatedLinearAttentionState(NamedTuple):
@@ -28,24 +28,24 @@ class GatedLinearAttentionState(NamedTuple):
 
 
 class GatedLinearAttention(SequenceMixer):
-    """Linear attention whose state forgets, each key channel at its own input-dependent rate.
+    """Linear attention with an input-dependent decay for each key channel.
 
         alpha_t = sigmoid(W_2 W_1 x_t + b)^(1/16)                  per head d_key decays, W_1 of rank gate_rank
         S_t = diag(alpha_t) S_{t-1} + k_t v_t^T
         y   = out_proj(silu(W_g x + b_g) RMSNorm(S_t^T q_t / sqrt(d_key)))
 
-    No normaliser divides by the sum of the weights. A chunk is halved again and again, and the halves meet in one
-    matrix product.
+    There is no normaliser (no division by the sum of the weights). Chunks are halved recursively, and each pair of
+    halves meets in one matrix product.
 
     Coefficients. q, k, alpha, 1/rms, silu of the gate. The offset is zero.
 
     State. n_heads x d_key x d_head numbers, at least float32: d_model^2 / (2 n_heads) by default. It does not grow.
 
-    Interaction rank. n_heads without the output gate (output_gate false): the decays act on keys, so that a head's W_ij
-    is one number times W_O^h W_V^h. The gate acts on channels: n_heads * d_head, at most d_model^2.
+    Interaction rank. n_heads without the output gate (output_gate false): the decays act on keys, so a head's W_ij is
+    one number times W_O^h W_V^h. The gate acts on channels: n_heads * d_head, at most d_model^2.
 
-    Source. Yang et al. 2312.06635, section 4.4. Keys have half the width of values, as published. The norm over a
-    head's values is RMSNorm, which the authors' code has and the paper calls LayerNorm.
+    Source. Yang et al. 2312.06635, section 4.4. Keys have half the width of values, as published. The norm of a head's
+    values is RMSNorm, as in the authors' code; the paper calls it LayerNorm.
 
     Not here. The chunk kernels of the authors' code.
 
@@ -54,11 +54,11 @@ class GatedLinearAttention(SequenceMixer):
         n_heads: heads.
         d_head: width of a head's values; default d_model / n_heads.
         d_key: width of a head's queries and keys; default half of d_head.
-        gate_rank: rank of the projection that makes the decays.
+        gate_rank: rank of the projection that computes the decays.
         output_gate: multiply by silu(W_g x + b_g) before out_proj.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide.
+        ValueError: sizes that are not positive, an n_heads that does not divide d_model.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class GatedLinearAttention(SequenceMixer):
         self.out_proj = nn.Linear(n_values, d_model, bias=False)
 
     def rank_law(self, seq_len: int) -> int:
-        # One per head for the recurrence; the gate acts on the channels of its outputs.
+        # The recurrence has one per head; the gate acts on each channel of its outputs.
         return self.n_heads if self.gate_proj is None else gated_rank(seq_len, self.n_heads * self.d_head, self.n_heads)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> GatedLinearAttentionState:

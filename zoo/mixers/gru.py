@@ -1,4 +1,4 @@
-"""Gated recurrent unit."""
+"""Gated recurrent unit (GRU)."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ class GRUState(NamedTuple):
 
 
 class GRU(SequenceMixer):
-    """The gated recurrent unit, with the reset gate after the matrix product, as cuDNN and torch have it.
+    """The gated recurrent unit, with the reset gate after the matrix product, as in cuDNN and torch.
 
         r, z = sigmoid(W_{r,z} x_t + R_{r,z} h_{t-1} + b_{r,z})
         n    = W_n x_t + b_n + r (R_n h_{t-1} + b)
         h_t  = z h_{t-1} + (1 - z) tanh(n)
         y_t  = out_proj h_t
 
-    Weights of `torch.nn.GRU` load. Torch's fused kernel runs where no coefficient is asked for and no row ends early,
-    the loop that marks them elsewhere; both are equal. On a CPU the kernel is itself a loop over positions, one small
-    product after the other: a training step there has less than half of the tokens a second of `gated_delta_net`.
+    It can load the weights of `torch.nn.GRU`. Torch's fused kernel runs if no coefficient is requested and no row ends
+    early; otherwise a loop with the same result runs and marks the coefficients. On a CPU the kernel is itself a loop
+    over positions, one small product after the other: a training step runs at less than half the tokens per second of
+    `gated_delta_net`.
 
     Coefficients. r, z and tanh(n)/n. n is affine in x_t and h_{t-1}; its biases make the offset.
 
-    State. h, d_inner numbers in the type of the activations. It does not grow.
+    State. h, d_inner numbers in the dtype of the activations. It does not grow.
 
     Interaction rank. min(d_inner, d_model)^2 for generic input: the products of the gates leave no fixed span.
 

@@ -1,4 +1,4 @@
-"""Softmax attention in some heads, a gated delta rule in the others."""
+"""Hybrid across heads: softmax attention in some heads of a layer, a gated delta rule in the others."""
 
 from __future__ import annotations
 
@@ -26,43 +26,43 @@ class HeadHybridState(NamedTuple):
 
 
 class HeadHybrid(SequenceMixer):
-    """A hybrid along the heads of one layer: the first n_softmax_heads attend, the others keep a state of fixed size.
+    """A hybrid across the heads of one layer: the first n_softmax_heads attend, the others keep a state of fixed size.
 
         q, k, v = W_q x, W_k x, W_v x                              one projection for heads of both kinds
         o_i     = sum over j <= i of softmax(q_i . k_j / sqrt(d_head)) v_j                       softmax heads
         S_t     = alpha_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, o_t = S_t^T q_t / sqrt(d_head)   the others
         alpha_t = exp(-A softplus(a x_t + b)), beta_t = beta_max sigmoid(w x_t)                  per head, A > 0
-        y       = out_proj(RMSNorm(o)), each head normed by itself
+        y       = out_proj(RMSNorm(o)), each head normed separately
 
-    The others scale their q and k to length one: the gated delta rule of `gated_delta_net` without its convolution and
-    output gate, so that a head of either kind has the same projections and a model may turn one into the other. Both
-    kinds differ in scale, which the norm takes out. There is no position encoding but the decays.
+    The other heads scale q and k to length one: they are the gated delta rule of `gated_delta_net` without its
+    convolution and output gate. Both kinds of heads have the same projections, so one can be converted into the other.
+    Their outputs differ in scale, which the norm removes. The decays are the only position encoding.
 
-    Coefficients. Queries and keys, alpha and beta, 1/rms. Values are linear, so that the offset is zero.
+    Coefficients. Queries and keys, alpha and beta, 1/rms. The values are linear, so the offset is zero.
 
-    State. Keys and values of every position so far for the softmax heads, 2 n_softmax_heads d_head numbers per
-    position, d_head x d_head numbers for each of the others, at least float32, and the number of positions of each
-    row. It grows with the sequence, n_softmax_heads / n_heads as fast as attention's.
+    State. Keys and values of all positions so far for the softmax heads, 2 n_softmax_heads d_head numbers per position;
+    d_head x d_head numbers for each other head, at least float32; the number of positions of each row. It grows with
+    the sequence, at n_softmax_heads / n_heads of the rate of attention.
 
-    Interaction rank. n_heads: softmax, decay, delta rule and norm make one number of a pair of positions in each head.
+    Interaction rank. n_heads: softmax, decay, delta rule and norm give each head one number per pair of positions.
 
-    Source. HydraHead (2606.20097) and retrieval-aware distillation (2602.11374), which replace most heads of trained
-    attention by recurrent ones and keep those that retrieve. Written from their descriptions; the recurrence is that of
-    Yang et al. 2412.06464, and A and softplus(b) start as there.
+    Source. HydraHead (2606.20097) and retrieval-aware distillation (2602.11374), which turn most heads of a trained
+    attention model into recurrent ones and keep the heads that retrieve. Written from their descriptions. The
+    recurrence and the initial values of A and softplus(b) follow Yang et al. 2412.06464.
 
-    Not here. Choosing the softmax heads by what they do in a trained model, and distillation.
+    Not here. Selecting the softmax heads by their role in a trained model, and distillation.
 
     Args:
         d_model: width of input and output.
         n_heads: heads of both kinds together.
-        n_softmax_heads: how many of them attend.
+        n_softmax_heads: softmax heads among them.
         d_head: width of a head; default d_model / n_heads.
-        beta_max: upper end of beta; eigenvalues reach below zero beyond 1 and -1 at 2 (Grazzi et al. 2411.12537).
+        beta_max: upper end of beta; beyond 1, eigenvalues can be negative, down to -1 at 2 (Grazzi et al. 2411.12537).
         dt_min, dt_max: range of softplus(b) at initialisation, log-uniform, at least 1e-4.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide, no head of one of the kinds, beta_max outside
-            (0, 2], an empty range.
+        ValueError: sizes that are not positive, an n_heads that does not divide d_model, n_softmax_heads not below
+            n_heads, beta_max outside (0, 2], an empty range.
     """
 
     undecayed = ("A_log", "dt_bias")
@@ -81,8 +81,8 @@ class HeadHybrid(SequenceMixer):
         require_positive(n_heads=n_heads, n_softmax_heads=n_softmax_heads, d_head=d_head)
         if n_softmax_heads >= n_heads:
             raise ValueError(
-                f"n_softmax_heads={n_softmax_heads} must leave some of n_heads={n_heads} to the recurrence; "
-                "with softmax in all of them it is the mixer attention"
+                f"n_softmax_heads={n_softmax_heads} must be below n_heads={n_heads}; "
+                "for softmax in all heads use the mixer attention"
             )
         require_range(dt_min=dt_min, dt_max=dt_max)
         require_stable(beta_max)

@@ -1,4 +1,4 @@
-"""HGRN2: gated linear attention whose keys are one minus the decays."""
+"""HGRN2: gated linear attention with keys equal to one minus the decays."""
 
 from __future__ import annotations
 
@@ -31,30 +31,29 @@ class HGRN2(SequenceMixer):
         S_t = diag(a_t) S_{t-1} + (1 - a_t) v_t^T
         y   = out_proj(RMSNorm(S_t^T silu(W_q x_t) / sqrt(d_head)))        one norm over all heads, no gate
 
-    A layout over depth has a bound for each layer: `hybrid` with the pattern `[hgrn2, {name: hgrn2, lower_bound:
-    0.5}]`.
+    For a bound per layer, use `hybrid` with a pattern such as `[hgrn2, {name: hgrn2, lower_bound: 0.5}]`.
 
     Coefficients. q, a, 1 - a, 1/rms. The offset is zero.
 
     State. n_heads x d_head x d_head numbers, at least float32. It does not grow.
 
-    Interaction rank. n_heads, at most d_model^2: nothing acts on channels, and one norm over all heads divides by one
-    number.
+    Interaction rank. n_heads, at most d_model^2: nothing acts on single channels, and the norm over all heads divides
+    by one number.
 
     Source. Qin et al. 2404.07904, section 3; flash-linear-attention, commit bc3b101, fla/layers/hgrn2.py.
 
-    Not here. Bounds that are trained: the published model learns b for all its layers together, per channel a softmax
-    over depth, summed over the layers before, which starts at l / n_layers in layer l = 0, 1, ... A mixer is one layer,
-    so that its bound is a number that is given.
+    Not here. Learned bounds. The published model learns b for all its layers jointly: per channel, the sum over the
+    layers before of a softmax over depth, which starts at l / n_layers in layer l = 0, 1, ... A mixer is one layer, so
+    its bound is a constant.
 
     Args:
         d_model: width of input and output.
         n_heads: heads.
         d_head: width of a head; default d_model / n_heads.
-        lower_bound: no decay is below it.
+        lower_bound: smallest possible decay.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide, a lower bound outside [0, 1).
+        ValueError: sizes that are not positive, an n_heads that does not divide d_model, a lower bound outside [0, 1).
     """
 
     def __init__(self, d_model: int, n_heads: int = 2, d_head: int | None = None, lower_bound: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""A Jamba-style layout over depth: which mixer at which layer."""
+"""Jamba-style hybrids over depth: a pattern gives the mixer of each layer."""
 
 from __future__ import annotations
 
@@ -21,42 +21,42 @@ DEFAULT_PATTERN: tuple[str, ...] = ("selective_ssm", "attention")
 
 
 class Hybrid(SequenceMixer):
-    """A layout over depth: members by pattern, first layer first, repeated.
+    """Different mixers at different depths: a pattern of members, first layer first, which repeats.
 
         x_0 = x,    x_l = x_{l-1} + mixer_l(norm_l(x_{l-1})),    mixer_l = pattern[(l - 1) mod len(pattern)]
 
-    In a backbone (`create_layers`) the pattern is the layout over its layers, and channel mixers follow as everywhere.
-    Created by itself (`create_mixer`) it is the pattern once, without them.
+    In a backbone (`create_layers`), the pattern repeats over the backbone's layers, each followed by its channel mixer
+    as usual. On its own (`create_mixer`), the mixer is one pass through the pattern, without channel mixers.
 
         python train.py --mixer hybrid --mixer.pattern '[diagonal_ssm, attention]' --mixer.attention.n_heads 2
         create_layers("hybrid", n_layers=16, d_model=64, pattern=["selective_ssm"] * 7 + ["attention"])
 
     `Hybrid.create`, and so both functions, also takes options of members: by member, `attention={"n_heads": 4}`, or
-    bare, `n_heads=4`, which goes to every member that declares it. A member `path/file.py:Class` has its options under
-    `Class`.
+    bare, `n_heads=4`, which goes to every member that declares it. The options of a member `path/file.py:Class` are
+    given under `Class`.
 
-    In a backbone every second channel mixer may be a mixture of experts, whatever the mixers are:
+    In a backbone, channel mixers can be mixtures of experts, with any mixers:
 
         y_i = sum over the top_k likeliest e of p_e(x_i) SwiGLU_e(x_i),    p(x) = softmax(W_router x)
         zoo.Backbone({"name": "hybrid"}, n_layers=4, vocab_size=256, n_outputs=256, n_experts=16, top_k=2)
 
-    Layers expert_offset, expert_offset + expert_period, ... have them. No position is ever dropped, so that decoding
+    Layers expert_offset, expert_offset + expert_period, ... have experts. No position is ever dropped, so decoding
     equals training. The weights p_e, the choice and the gates are coefficients; experts add nothing to the state.
     Training adds balance_weight times the load-balance loss (Fedus et al. 2101.03961, equations 4 to 6; the mean over
-    the expert layers) and logs it as `train/balance_loss`, with `train/load/layer<l>/expert<e>`, the share of
-    positions that each expert served.
+    the expert layers). It logs this loss as `train/balance_loss`, and the share of positions that each expert serves as
+    `train/load/layer<l>/expert<e>`.
 
-    Jamba is `python train.py --config configs/mixer/jamba.yaml`: of eight layers, layer 4 is attention without position
-    encoding, the others selective SSMs with RMSNorm on dt, B and C; layers 1, 3, 5 and 7 have 16 experts, two a
-    position.
+    Jamba is `python train.py --config configs/mixer/jamba.yaml`. Of its eight layers, layer 4 is attention without
+    position encoding and the others are selective SSMs with RMSNorm on dt, B and C; layers 1, 3, 5 and 7 have 16
+    experts, two per position.
 
-    Coefficients. Those of the members, and 1/rms of each norm. W is the product over the blocks of I + W_member.
+    Coefficients. The members' coefficients, and 1/rms of each norm. W is the product over the blocks of I + W_member.
 
-    State. Those of its members, in order.
+    State. The members' states, in order.
 
     Interaction rank. The product over the blocks of (member's rank + 1), at most d_model^2.
 
-    Source. In the manner of Jamba (Lieber et al. 2403.19887).
+    Source. In the style of Jamba (Lieber et al. 2403.19887).
 
     Args:
         d_model: width of input and output.
@@ -72,12 +72,12 @@ class Hybrid(SequenceMixer):
 
     @staticmethod
     def distribute(pattern: Pattern, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the pattern with complete entries `{name, **options}`, `options` handed out to the members.
+        """Return the pattern as complete entries `{name, **options}`, with `options` distributed to the members.
 
-        An entry's own options win over those given by member, which win over bare ones.
+        An entry's own options take precedence over options given by member, and those over bare options.
 
         Raises:
-            ValueError: see the class.
+            ValueError: as for the class.
         """
         if isinstance(pattern, str) or not all(isinstance(entry, str | Mapping) for entry in pattern):
             raise ValueError(
@@ -90,7 +90,7 @@ class Hybrid(SequenceMixer):
             if "name" not in entry:
                 raise ValueError(f"an entry of the pattern needs a name, got {entry}")
             if "d_model" in entry:
-                raise ValueError(f"d_model of a member is that of the hybrid: leave it out of {entry}")
+                raise ValueError(f"members take d_model from the hybrid: leave it out of {entry}")
             entry["name"] = MIXERS.check(entry["name"])
         members = {label(entry["name"]): entry["name"] for entry in entries}
         for entry in entries:
@@ -142,7 +142,7 @@ class Hybrid(SequenceMixer):
 
 
 def member_options(name: str) -> list[str]:
-    """Return the options that a member declares.
+    """Return the names of the options that a member declares.
 
     Raises:
         ValueError: an unknown name, or another hybrid.

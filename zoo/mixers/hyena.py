@@ -18,7 +18,7 @@ from zoo.modules import read_weight, reset_submodules
 from zoo.ops.precision import Device, DType, accumulator
 from zoo.validate import require_positive
 
-_SLOWEST, _FASTEST = -math.log(1e-2) / 1.5, -math.log(1e-2) / 0.3  # to 1 % within 1.5 or 0.3 of max_seq_len
+_SLOWEST, _FASTEST = -math.log(1e-2) / 1.5, -math.log(1e-2) / 0.3  # decay to 1 % at 1.5 or 0.3 of max_seq_len
 
 
 class HyenaState(NamedTuple):
@@ -29,8 +29,8 @@ class HyenaState(NamedTuple):
 class HyenaFilter(LagFilter):
     """kernel_c(tau) = exp(-r_c u) f_c(tau), u = tau / (max_seq_len - 1), in at least float32.
 
-    f is a network of three layers of sines with learned frequencies, on u and n_frequencies cosines and sines of
-    2 pi b tau / max_seq_len, b evenly spaced from 1e-4 to n_frequencies - 1; the rates r are fixed, evenly spaced.
+    f is a network of three sine layers with learned frequencies, on u and n_frequencies cosines and sines of 2 pi b tau
+    / max_seq_len, with b evenly spaced from 1e-4 to n_frequencies - 1. The rates r are fixed and evenly spaced.
     """
 
     def __init__(self, channels: int, d_filter: int, n_frequencies: int, max_seq_len: int) -> None:
@@ -59,35 +59,35 @@ class HyenaFilter(LagFilter):
 
 
 class Hyena(SequenceMixer):
-    """A causal convolution as long as the sequence between two gates, after a short convolution.
+    """A short convolution, then a causal convolution as long as the sequence between two gates.
 
         k, q, v = conv(W x + b)                                        a short convolution of d_conv taps, with bias
         o_i     = sum_{tau <= i} K_tau * (k v)_{i - tau} + D * (k v)_i
         y_i     = out_proj(q_i * o_i)
         K_tau   = exp(-r u) f(tau),  u = tau / (max_seq_len - 1)       a number per channel
 
-    f is a network with three layers of sines, whose frequencies are learned, on u and n_frequencies cosines and sines
-    of the lag. r is fixed, evenly spaced over the channels, so that the kernel falls to 1 % within 0.3 to 1.5 of
-    max_seq_len. The long convolution is a Toeplitz product, quadratic in the length, since a Fourier transform lets
-    roundoff of the future into the past: at 1,024 positions a training step on a CPU has less than half of the tokens a
+    f is a network of three sine layers with learned frequencies, on u and n_frequencies cosines and sines of the lag. r
+    is fixed and evenly spaced over the channels, so that the kernel decays to 1 % within 0.3 to 1.5 of max_seq_len. The
+    long convolution is a Toeplitz product, quadratic in the length, since a Fourier transform would leak roundoff from
+    future positions into past ones. At 1,024 positions, a training step on a CPU runs at less than half the tokens per
     second of `gated_delta_net`.
 
     Coefficients. k and q; v is the value. Biases make the offset c.
 
-    State. All inputs of the long convolution so far, d_model numbers per position, and the short one's last
-    d_conv - 1 inputs, 3 d_model numbers each. It grows with the sequence.
+    State. All inputs of the long convolution so far, d_model numbers per position, and the last d_conv - 1 inputs of
+    the short one, 3 d_model numbers each. It grows with the sequence.
 
     Interaction rank. d_model: each channel has a map of rank one, a column of out_proj times a row of W_v.
 
     Source. Poli et al. 2302.10866, order two. As in HazyResearch/zoology, commit d88d6f5, zoology/mixers/hyena.py,
-    where the cosines and sines of the lags are trained too, at a rate of 1e-5; here they are fixed.
+    which also trains the cosines and sines of the lags, at a rate of 1e-5; here they are fixed.
 
     Args:
         d_model: width of input and output.
-        d_conv: width of the short convolution; 1 sees the position itself only.
-        d_filter: width of the filter's network.
-        n_frequencies: cosines and sines of the lag that it takes.
-        max_seq_len: longest sequence; lags count relative to it.
+        d_conv: width of the short convolution; 1 sees only the current position.
+        d_filter: width of the filter network.
+        n_frequencies: sine-cosine pairs of the lag that the filter network takes as input.
+        max_seq_len: longest sequence, and the unit of the lag.
 
     Raises:
         ValueError: sizes that are not positive; a sequence beyond max_seq_len.

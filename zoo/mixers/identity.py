@@ -1,4 +1,4 @@
-"""No mixing at all: the control."""
+"""The identity: no mixing at all, as a control."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zoo.ops.precision import Device, DType
 
 
 class Identity(SequenceMixer):
-    """No mixing, as a control: the model works position by position.
+    """No mixing, as a control: the model treats each position separately.
 
         y_i = x_i
 
@@ -21,7 +21,7 @@ class Identity(SequenceMixer):
 
     Interaction rank. 1.
 
-    Source. A control of this project's.
+    Source. This project.
 
     Args:
         d_model: width of input and output.
@@ -40,4 +40,4 @@ class Identity(SequenceMixer):
         return ()
 
     def mix(self, x: Tensor, state: tuple[()], lengths: Tensor | None) -> tuple[Tensor, tuple[()]]:
-        return x.clone(), ()  # a caller may write into its output
+        return x.clone(), ()  # a copy, since a caller may write into its output

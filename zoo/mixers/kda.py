@@ -30,7 +30,7 @@ class KimiDeltaState(NamedTuple):
 
 
 class KimiDelta(SequenceMixer):
-    """The delta rule with a decay for each key channel, where `gated_delta_net` has one for each head.
+    """The delta rule with a decay for each key channel; `gated_delta_net` has one for each head.
 
         q, k, v = silu(conv(W x)), q and k scaled to length one
         a_t = exp(-A softplus(W_2 W_1 x_t + b))                    per head a vector over the key channels, A > 0
@@ -38,40 +38,39 @@ class KimiDelta(SequenceMixer):
         y   = out_proj(sigmoid(U_2 U_1 x + c) RMSNorm(S_t^T q_t / sqrt(d_head)))
 
     With gates head it is Kimi Delta Attention (`kda`): e_t = w_t = beta_max sigmoid(w x_t), one number per head. With
-    gates channel it is Gated DeltaNet 2 (`gdn2`), with the one strength taken apart: an erase gate e_t = beta_max
-    sigmoid(W_e x_t) over the key channels, a write gate w_t = sigmoid(W_w x_t) over the value channels.
+    gates channel it is Gated DeltaNet 2 (`gdn2`), which separates this strength into an erase gate e_t = beta_max
+    sigmoid(W_e x_t) over the key channels and a write gate w_t = sigmoid(W_w x_t) over the value channels.
     `configs/mixer/kda.yaml` trains with beta_max 2, where eigenvalues reach -1 (Grazzi et al. 2411.12537).
 
-    Coefficients. q, k, a, e and w whole, sigmoid of the convolved values (which are themselves the value), 1/rms, the
-    sigmoid of the output gate. The offset is zero.
+    Coefficients. q, k, a, e, w, the sigmoid factor of silu(v), 1/rms, the output gate's sigmoid. The offset is zero.
 
     State. n_heads x d_head x (expand d_head) numbers, at least float32, and the convolution's last d_conv - 1 inputs of
     n_heads (2 + expand) d_head channels. It does not grow.
 
-    Interaction rank. The recurrence itself: with gates head n_heads, since decay and delta rule act on keys; with gates
-    channel n_heads * expand * d_head, since the write gate acts on the channels of the values inside the recurrence
-    (`zoo claims write_gate`). For the whole layer, either way, min(n_heads * expand * d_head, d_model^2) for generic
-    input: the convolution's taps, the sigmoid of the values and the output gate act on the same channels.
+    Interaction rank. The recurrence itself: n_heads with gates head, since decay and delta rule act on keys; n_heads *
+    expand * d_head with gates channel, since the write gate acts on the channels of the values inside the recurrence
+    (`zoo claims write_gate`). The whole layer, with either: min(n_heads * expand * d_head, d_model^2) for generic
+    input, since the convolution's taps, the SiLU of the values and the output gate act on the same channels.
 
     Source. Kimi Linear (2510.26692, section 3) and Gated DeltaNet 2 (2605.22791); flash-linear-attention, commit
     bc3b101, fla/layers/kda.py and fla/layers/gdn2.py. As there, A starts uniform in [1, 16], softplus(b) log-uniform in
-    [1e-3, 1e-1], the two low-rank maps pass through a head's value width, and the output gate is a sigmoid.
+    [1e-3, 1e-1], the rank of both low-rank maps is a head's value width, and the output gate is a sigmoid.
 
     Args:
         d_model: width of input and output.
         n_heads: heads.
         d_head: width of a head's queries and keys; default d_model / n_heads.
-        expand: a head's values have width expand * d_head.
-        d_conv: width of the causal convolution; 1 sees the position itself only.
+        expand: ratio of a head's value width to d_head.
+        d_conv: width of the causal convolution; 1 sees only the current position.
         gates: one erase and write strength per head, or one per channel.
-        beta_max: upper end of the erase strength, with gates per head also of the write strength. Beyond 1 eigenvalues
-            reach below zero (Grazzi et al. 2411.12537).
+        beta_max: upper end of the erase strength; with gates head, also of the write strength. Beyond 1, eigenvalues
+            can be negative (Grazzi et al. 2411.12537).
         dt_min, dt_max: range of softplus(b) at initialisation, log-uniform, at least 1e-4.
         norm_eps: epsilon of the norm.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide, unknown gates, beta_max outside (0, 2], an
-            empty range.
+        ValueError: sizes that are not positive, an n_heads that does not divide d_model, unknown gates, beta_max
+            outside (0, 2], an empty range.
     """
 
     undecayed = ("A_log", "dt_bias")
@@ -120,7 +119,7 @@ class KimiDelta(SequenceMixer):
             self.A_log.uniform_(1, 16).log_()
 
     def rank_law(self, seq_len: int) -> int:
-        # One per head for the recurrence; convolution, SiLU and gates act on the channels of its values.
+        # The recurrence has one per head; convolution, SiLU and gates act on each channel of its values.
         return self.n_heads * self.d_value
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> KimiDeltaState:
@@ -132,21 +131,21 @@ class KimiDelta(SequenceMixer):
         q, k, v = (t.unflatten(2, (self.n_heads, -1)) for t in qkv.split(self.widths, dim=2))
         q, k, v = (t.transpose(1, 2) for t in delta_inputs(q, k, v, state.S.dtype))
         log_decay, erase, *write = self._strengths(x, state.S.dtype, lengths)
-        # If erasing and writing share a strength, it scales their common key, and no value.
-        key, sought, value = (k, erase * k, write[0] * v) if write else (erase * k, k, v)
-        y, S = dplr(q, key, value, log_decay, key, sought, state.S)
+        # A strength that erasing and writing share scales their common key; the values stay as they are.
+        key, erased_key, value = (k, erase * k, write[0] * v) if write else (erase * k, k, v)
+        y, S = dplr(q, key, value, log_decay, key, erased_key, state.S)
         y = self.norm(y.transpose(1, 2)).flatten(2).to(x.dtype)
         y = sigmoid_gate(self.gate_up(self.gate_down(x)), y)
         return self.out_proj(y), KimiDeltaState(conv, S)
 
     def _strengths(self, x: Tensor, dtype: torch.dtype, lengths: Tensor | None) -> list[Tensor]:
-        """log(a), e and, with gates channel, w, (batch, n_heads, seq, channels); padding neither writes nor forgets."""
+        """Return log(a), e and, with gates channel, w, each (batch, n_heads, seq, channels); padding has no effect."""
         each = self.strength_proj(x).to(dtype).split(self.strengths, dim=2)
         erase, *write = (torch.sigmoid(self._heads(t)) for t in each)
         dt = F.softplus(self.decay_up(self.decay_down(x)).to(dtype) + self.dt_bias)
         log_decay = -self.A_log.to(dtype).exp().view(-1, 1, 1) * self._heads(dt)
-        found = without_padding(lengths, log_decay, self.beta_max * erase, *write)
-        return [coefficient(t) for t in found]
+        strengths = without_padding(lengths, log_decay, self.beta_max * erase, *write)
+        return [coefficient(t) for t in strengths]
 
     def _heads(self, t: Tensor) -> Tensor:
         return rearrange(t, "batch seq (head d) -> batch head seq d", head=self.n_heads)

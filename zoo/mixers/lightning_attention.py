@@ -1,4 +1,4 @@
-"""Lightning attention: linear attention that forgets at a fixed rate per head, with SiLU in place of a softmax."""
+"""Lightning attention: linear attention with a fixed decay per head and SiLU instead of a softmax."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ class LightningAttentionState(NamedTuple):
 
 
 class LightningAttention(SequenceMixer):
-    """Linear attention with SiLU and a fixed decay in each head: the linear layers of MiniMax-01.
+    """Linear attention with SiLU and a fixed decay per head: the linear layers of MiniMax-01.
 
         q, k, v = silu(W x)
         S_t = exp(-slope_scale slope_h) S_{t-1} + k_t v_t^T        slope_h: ALiBi's, 2^(-8 h / n_heads), h = 1, 2, ...
         y   = out_proj(sigmoid(W_g x) RMSNorm(S_t^T q_t))          one norm over all heads
 
     MiniMax-01 multiplies the slopes of layer l = 0, 1, ... by 1 - l / (n_layers - 1), and every eighth layer is softmax
-    attention. A layout over depth sets both: `hybrid` with the pattern `[lightning_attention, {name:
-    lightning_attention, slope_scale: 0.5}, attention]`.
+    attention. For both, use `hybrid` with a pattern such as `[lightning_attention, {name: lightning_attention,
+    slope_scale: 0.5}, attention]`.
 
-    Coefficients. q, k, sigmoid(W_v x) of the values (W_v x is the value), 1/rms, the sigmoid of the gate. The offset is
-    zero.
+    Coefficients. q, k, the sigmoid factor of silu(v), 1/rms, the sigmoid of the gate. The offset is zero.
 
     State. n_heads x d_head x d_head numbers, at least float32. It does not grow.
 
-    Interaction rank. The recurrence itself has n_heads; SiLU of the values and gate act on channels: n_heads * d_head,
-    at most d_model^2.
+    Interaction rank. The recurrence itself: n_heads. The SiLU of the values and the gate act on channels: n_heads *
+    d_head, at most d_model^2.
 
     Source. MiniMax-01 (2501.08313, section 2.2), after TransNormerLLM (2307.14995); transformers'
-    MiniMaxLightningAttention. Where the number of heads is no power of two, the slopes are those of ALiBi's authors,
-    and transformers has 2^(-8 h / n_heads) there too. Its 1e-5 of slope in the last layer is left to slope_scale.
+    MiniMaxLightningAttention. If n_heads is not a power of two, the slopes follow ALiBi's authors, while transformers
+    keeps 2^(-8 h / n_heads). transformers adds 1e-5 to that factor of the slopes; here
+    slope_scale is the whole factor.
 
     Args:
         d_model: width of input and output.
         n_heads: heads.
         d_head: width of a head; default d_model / n_heads.
-        slope_scale: factor of the slopes; 0 for a head that forgets nothing.
+        slope_scale: factor of the slopes; with 0 a head forgets nothing.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide, a negative slope_scale.
+        ValueError: sizes that are not positive, an n_heads that does not divide d_model, a negative slope_scale.
     """
 
     def __init__(self, d_model: int, n_heads: int = 2, d_head: int | None = None, slope_scale: float = 1.0) -> None:
@@ -71,7 +71,7 @@ class LightningAttention(SequenceMixer):
         self.out_proj = nn.Linear(d_inner, d_model, bias=False)
 
     def rank_law(self, seq_len: int) -> int:
-        # One per head for the recurrence; SiLU and gate act on the channels of its values.
+        # The recurrence has one per head; SiLU and gate act on each channel of its values.
         return self.n_heads * self.d_head
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> LightningAttentionState:

@@ -1,4 +1,4 @@
-"""Linear attention: a feature map in place of the softmax."""
+"""Linear attention: a feature map instead of the softmax."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LinearAttentionState(NamedTuple):
 
 
 class LinearAttention(SequenceMixer):
-    """Attention with a feature map in place of the softmax.
+    """Attention with a feature map instead of the softmax.
 
         S_i = S_{i-1} + phi(k_i) v_i^T                             per head
         z_i = sum_{j <= i} phi(q_i) . phi(k_j) + 1e-6
@@ -38,7 +38,7 @@ class LinearAttention(SequenceMixer):
 
     State. S and the sum of phi(k), n_heads d_head (d_head + 1) numbers, at least float32. It does not grow.
 
-    Interaction rank. n_heads. The width of the state does not enter: one head is one operator times a scalar.
+    Interaction rank. n_heads, for any width of the state: a head is one operator times a scalar.
 
     Source. Katharopoulos et al. 2006.16236, equation 9.
 
@@ -50,7 +50,8 @@ class LinearAttention(SequenceMixer):
         normalize: divide by z; needs a positive feature map.
 
     Raises:
-        ValueError: heads that do not divide, an unknown feature map, identity with normalize.
+        ValueError: sizes that are not positive, an n_heads that does not divide d_model, an unknown feature map,
+            identity with normalize.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class LinearAttention(SequenceMixer):
             q, k = F.elu(q) + 1, F.elu(k) + 1
         (k,) = without_padding(lengths, k)
         q, k = coefficient(q), coefficient(k)
-        # The normaliser is the same sum over a value that is always one.
+        # The normaliser is the same sum for a value channel that is always one.
         value = F.pad(v, (0, 1), value=1.0) if self.normalize else v
         y, outer = dplr(q, k, value, None, None, None, state.outer)
         if self.normalize:

@@ -1,4 +1,4 @@
-"""A linear time-invariant state space model of forced harmonic oscillators."""
+"""LinOSS: a linear time-invariant state space model of forced harmonic oscillators."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ class LinOSSState(NamedTuple):
 
 
 class LinOSS(SequenceMixer):
-    """Linear time-invariant state space model whose modes are oscillators h'' = -A h + B x, one for each of d_state.
+    """Linear time-invariant state space model with d_state oscillators h'' = -A h + B x as its modes.
 
         z_t = z_{t-1} + dt (B x_t - A h_t)       implicit: damped, |lambda|^2 = 1 / (1 + dt^2 A)
         z_t = z_{t-1} + dt (B x_t - A h_{t-1})   symplectic: undamped, |lambda| = 1
         h_t = h_{t-1} + dt z_t
         y_t = Re(C h_t) + D x_t
 
-    A is at least zero, dt lies between 0 and 1, both are learned. B and C are complex and A is real, so that the real
-    and the imaginary part of B x drive two oscillators of one frequency. Each is computed as one complex number s_t =
-    lambda (s_{t-1} + dt B x_t), whose imaginary part is proportional to h_t: the recurrence of `diagonal_ssm`.
+    A >= 0 and dt in (0, 1) are learned. B and C are complex and A is real, so the real and imaginary parts of B x drive
+    two oscillators of the same frequency. Each oscillator is computed as one complex number s_t = lambda (s_{t-1} + dt
+    B x_t), whose imaginary part is proportional to h_t: the recurrence of `diagonal_ssm`.
 
-    Coefficients. None: W_ij = Re(C k(i-j) B) with a real kernel k for each oscillator, and D on top at lag zero, does
-    not depend on x. The offset is zero.
+    Coefficients. None: W_ij = Re(C k(i-j) B) with a real kernel k per oscillator, plus D at lag zero, does not depend
+    on x. The offset is zero.
 
     State. s: 2 d_state complex numbers, at least float32. It does not grow.
 
-    Interaction rank. min(d_state + 1, seq_len, d_model^2): a kernel is real, so that the pair of conjugate poles of an
-    oscillator has one map Re(C B) of its own; the one is D's. Slow oscillators are nearly dependent and read lower.
+    Interaction rank. min(d_state + 1, seq_len, d_model^2): kernels are real, so the conjugate poles of an oscillator
+    have one map Re(C B); the + 1 is D. Slow oscillators are nearly dependent and measure lower.
 
-    Source. Rusch and Rus 2410.03943, sections 2 and 3, LinOSS-IM and LinOSS-IMEX. As in tk-rusch/linoss, commit
-    83e6318, models/LinOSS.py, whose starts it takes: A and the logit of dt uniform between 0 and 1, B and C uniform
-    within 1 / sqrt(d_model) and 1 / sqrt(d_state), D normal. Their scan carries 2 x 2 matrices. Where dt^2 A reaches
-    4, their symplectic scheme diverges; A is held below that here.
+    Source. Rusch and Rus 2410.03943, sections 2 and 3, LinOSS-IM and LinOSS-IMEX. Initialised as in tk-rusch/linoss,
+    commit 83e6318, models/LinOSS.py: A and the logit of dt uniform between 0 and 1, B and C uniform within 1 /
+    sqrt(d_model) and 1 / sqrt(d_state), D normal. Their scan carries 2 x 2 matrices. Their symplectic scheme diverges
+    once dt^2 A reaches 4; here A is kept below that.
 
     Not here. Their block: batch norm, GELU, a gated linear map and a residual.
 

@@ -1,4 +1,4 @@
-"""Long short-term memory."""
+"""Long short-term memory (LSTM)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class LSTM(SequenceMixer):
         h_t     = o tanh(c_t)
         y_t     = out_proj h_t
 
-    Torch's fused kernel runs where no coefficient is asked for and no row ends early, the loop that marks them
-    elsewhere; both are equal. On a CPU the kernel is itself a loop over positions, one small product after the other: a
-    training step there has less than half of the tokens a second of `gated_delta_net`.
+    Torch's fused kernel runs if no coefficient is requested and no row ends early; otherwise a loop with the same
+    result runs and marks the coefficients. On a CPU the kernel is itself a loop over positions, one small product after
+    the other: a training step runs at less than half the tokens per second of `gated_delta_net`.
 
     Coefficients. The three gates, tanh(g)/g and tanh(c)/c. g is affine in x_t and h_{t-1}; its bias makes the offset.
 
-    State. h and c, 2 d_inner numbers in the type of the activations. It does not grow.
+    State. h and c, 2 d_inner numbers in the dtype of the activations. It does not grow.
 
     Interaction rank. min(d_inner, d_model)^2 for generic input: the products of the gates leave no fixed span.
 
@@ -45,7 +45,7 @@ class LSTM(SequenceMixer):
     Args:
         d_model: width of input and output.
         d_inner: width of the cell; default d_model.
-        forget_bias: initial bias of the forget gate; 3 remembers for about 20 steps from the start.
+        forget_bias: initial bias of the forget gate; with 3 an untrained cell remembers for about 20 steps.
 
     Raises:
         ValueError: sizes that are not positive, a forget_bias that is not finite.

@@ -1,4 +1,4 @@
-"""The Mamba-3 block: trapezoidal steps, a rotating state, several inputs and outputs a step."""
+"""The Mamba-3 block: trapezoidal steps, a rotating state, and optionally several inputs and outputs per step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Mamba3State(NamedTuple):
 
 
 class Mamba3(SequenceMixer):
-    """The block of Mamba-3: the scalar decay of `ssd`, a trapezoidal step, a rotating state, and no convolution.
+    """The block of Mamba-3: the scalar decay of `ssd`, a trapezoidal step and a rotating state; no convolution.
 
         z, u, B, C, dt, rate, trap, theta = W_in x
         dt = softplus(dt + b), alpha = exp(-dt max(f(rate), 1e-4)), lambda = sigmoid(trap)    per head
@@ -46,51 +46,52 @@ class Mamba3(SequenceMixer):
         h_t = alpha_t h_{t-1} + (1 - lambda_t) dt_t alpha_t k_{t-1} u_{t-1}^T + lambda_t dt_t k_t u_t^T
         y   = out_proj(silu(z) (h^T q + D u))
 
-    The step weighs the position before and the present one; the state turns by input-dependent angles. rotated turns
-    half of the state's channels or all of them, in pairs (m, m + number of angles); which channels make a pair is a
+    A step weighs the previous and the current position, and the state rotates by input-dependent angles. `rotated`
+    selects half or all of the state's channels, which rotate in pairs (m, m + number of angles); any other pairing is a
     permutation of B and C.
 
-    rank R makes it multi-input multi-output: R copies of B and C, R values u_r = m_r^u u, and h sums k_r u_r^T over r;
-    R outputs that are gated by silu(m_r^z z) and summed with m_r^o: y = sum_r m_r^o silu(m_r^z z) (h^T q_r + D u_r).
+    rank R makes it multi-input multi-output. There are R copies of B and C and R values u_r = m_r^u u, and h sums k_r
+    u_r^T over r. The R outputs are gated by silu(m_r^z z) and summed with weights m_r^o: y = sum_r m_r^o silu(m_r^z z)
+    (h^T q_r + D u_r).
 
-    There are two versions of f, which makes the decay's rate positive. The paper and the code of its release (March
-    2026, state-spaces/mamba before c69aaab) have rate_map softplus. Commit c69aaab (2 June 2026) put rate_map
-    heavy_tail in its place, the default here: f(x) = 1 + x from zero on and 1 / (1 - x) below, so that rates which
-    training pushes down do not come close to zero. Weights of one version do not make sense in the other.
+    f makes the decay's rate positive and has two versions. The paper and its released code (March 2026,
+    state-spaces/mamba before c69aaab) use rate_map softplus. Commit c69aaab (2 June 2026) replaced it by rate_map
+    heavy_tail, the default here: f(x) = 1 + x for x >= 0 and 1 / (1 - x) below, so that rates that training lowers do
+    not come close to zero. Weights trained with one version do not work with the other.
 
     Coefficients. q and k after rotation, alpha, lambda dt and (1 - lambda) dt, silu(z). The offset is zero.
 
     State. n_heads x (d_state d_head + rank d_state + d_head + angles) numbers, at least float32: h, the last position's
-    keys and values, which the next step weighs, and the angles. It does not grow. Angles are kept in [0, 2 pi).
+    keys and values, which the next step uses, and the angles, kept in [0, 2 pi). It does not grow.
 
     Interaction rank. The recurrence itself: n_heads, since decay, trapezoid and rotation act on keys; with rank R up to
-    n_heads R^2, for the vectors m act on channels. The gate acts on channels too: min(d_inner, d_model^2) for generic
+    n_heads R^2, since the vectors m act on channels. The gate acts on channels too: min(d_inner, d_model^2) for generic
     input.
 
     Source. Lahoti et al. 2603.15569. As published, the biases b_B and b_C start at one, m^u and m^o at 1 / R, m^z and D
-    at one, dt log-uniform in [1e-3, 1e-1]. Weight decay spares the bias of dt and D, which the authors' code marks, and
-    not b_B and b_C, which it does not mark.
+    at one, dt log-uniform in [1e-3, 1e-1]. As in the authors' code, weight decay excludes D and the bias of dt, but not
+    b_B and b_C.
 
     Not here. The optional norm before the output projection of the authors' code.
 
     Args:
         d_model: width of input and output.
         d_state: state size of a channel (N).
-        d_head: channels that share their dynamics; default 64, or all if there are fewer.
-        n_groups: groups of heads that share B and C, but for their biases.
+        d_head: channels that share their dynamics; default the smaller of 64 and d_inner.
+        n_groups: groups of heads that share B and C, except for their biases.
         expand: d_inner = expand * d_model.
         rank: inputs and outputs of a step (R); 1 is single-input single-output.
-        rotated: half or all of the state's channels turn, in pairs.
-        rate_map: f, which makes the decay's rate positive: heavy_tail, 1 + x from zero on and 1 / (1 - x) below, as the
-            authors' code has it since June 2026; softplus, as it had before and as the paper writes.
+        rotated: share of the state's channels that rotate, half or all.
+        rate_map: f, which makes the decay's rate positive: heavy_tail (1 + x for x >= 0, 1 / (1 - x) below; the
+            authors' code since June 2026) or softplus (their code before, and the paper).
         dt_min, dt_max: range of dt at initialisation, log-uniform, at least 1e-4.
 
     Raises:
-        ValueError: sizes that are not positive or do not divide, a d_state that has no pairs to turn, an unknown
-            rate_map, an empty range.
+        ValueError: sizes that are not positive or do not divide evenly, a d_state that is not a multiple of 4 (rotated
+            half) or 2 (all), an unknown choice, an empty range.
     """
 
-    undecayed = ("dt_bias", "D")  # the biases of B and C are decayed, as in the authors' code
+    undecayed = ("dt_bias", "D")  # not B_bias and C_bias, as in the authors' code
 
     def __init__(
         self,
@@ -130,7 +131,7 @@ class Mamba3(SequenceMixer):
         self.B_bias = nn.Parameter(torch.empty(self.n_heads, rank, d_state))
         self.C_bias = nn.Parameter(torch.empty(self.n_heads, rank, d_state))
         self.D = nn.Parameter(torch.empty(self.n_heads))
-        # How u, z and the outputs are mixed; without several ranks there is nothing to mix.
+        # The vectors m of u, z and the outputs; with rank 1 there is nothing to mix.
         self.rank_mix = nn.Parameter(torch.empty(3, self.n_heads, rank, self.d_head)) if rank > 1 else None
         self.out_proj = nn.Linear(self.d_inner, d_model, bias=False)
         self.reset_parameters()
@@ -178,16 +179,15 @@ class Mamba3(SequenceMixer):
         )
 
     def _steps(self, steps: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """dt, the log-decay and lambda dt, (batch, n_heads, seq) each; in padding all are zero and nothing happens."""
-        # Contiguous: torch.compile mistakes the strides of softplus's gradient where input and gradient are laid out
-        # differently.
+        """Return dt, the log-decay and lambda dt, each (batch, n_heads, seq); all are zero in padding."""
+        # Contiguous: torch.compile gets the strides of softplus's gradient wrong if its layout is not the input's.
         dt, rate, trap = rearrange(steps, "batch seq (part head) -> part batch head seq", part=3).contiguous().unbind(0)
         dt = F.softplus(dt + self.dt_bias.unsqueeze(1))
         (dt,) = without_padding(lengths, dt)
         return dt, -dt * _RATE_MAPS[self.rate_map](rate).clamp(min=_RATE_FLOOR), dt * torch.sigmoid(trap)
 
     def _directions(self, t: Tensor) -> Tensor:
-        """B and C of each head, normed and shifted: (2, batch, n_heads, seq, rank, d_state)."""
+        """Return B and C of each head, normed and with their biases: (2, batch, n_heads, seq, rank, d_state)."""
         t = t.unflatten(2, (2, self.rank, self.n_groups, self.d_state))
         weight = torch.stack((self.B_norm.weight, self.C_norm.weight)).view(2, 1, 1, self.d_state)
         t = rms_norm(t, weight, self.B_norm.eps).repeat_interleave(self.n_heads // self.n_groups, 4)
@@ -196,5 +196,5 @@ class Mamba3(SequenceMixer):
 
 
 def _at(t: Tensor, lengths: Tensor) -> Tensor:
-    """Return the entry of (batch, heads, seq, ...) at each row's own position."""
+    """Return the entry of (batch, heads, seq, ...) at each row's position in `lengths`."""
     return t[torch.arange(t.shape[0], device=t.device), :, lengths]

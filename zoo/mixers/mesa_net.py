@@ -1,4 +1,4 @@
-"""MesaNet: linear attention whose queries are solved for against all keys so far."""
+"""MesaNet: linear attention that solves a ridge regression over all past keys and values at every position."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MesaNetState(NamedTuple):
 
 
 class MesaNet(SequenceMixer):
-    """Linear attention that answers with the least-squares fit of all values so far, in place of their sum.
+    """Linear attention that reads from the least-squares fit of all values so far instead of their sum.
 
         q, k = silu(conv(W x)), scaled to length one; v = W_v x
         a_t = sigmoid(w_a x_t + c_a), beta_t = sigmoid(w_b x_t + c_b)           per head
@@ -40,34 +40,35 @@ class MesaNet(SequenceMixer):
         y   = out_proj(RMSNorm(S_t^T (H_t + diag(ridge))^-1 q_t))
 
     S^T (H + diag(ridge))^-1 is the linear map from keys to values with the least decayed, weighted squared error plus
-    ridge: what the delta rule approaches by one gradient step per position is solved for at each of them. cg_steps
-    conjugate gradient steps solve it, in place of d_head^3 operations; with d_head of them it is exact.
+    ridge penalty. The delta rule approaches it by one gradient step per position; here it is solved at every position.
+    cg_steps steps of conjugate gradients replace a solve of d_head^3 operations; with d_head steps the solution is
+    exact.
 
-    Coefficients. (H + diag(ridge))^-1 q, k, a and beta whole, 1/rms. The values are not convolved. The offset is zero.
+    Coefficients. (H + diag(ridge))^-1 q, k, a, beta, 1/rms. The values are not convolved. The offset is zero.
 
-    State. Twice n_heads x d_head x d_head numbers, at least float32, and the convolution's last d_conv - 1 inputs of
-    2 n_heads d_head channels. It does not grow.
+    State. Twice n_heads x d_head x d_head numbers, at least float32, and the convolution's last d_conv - 1 inputs of 2
+    n_heads d_head channels. It does not grow.
 
-    Interaction rank. n_heads, for the whole layer: the solution replaces a head's query by another vector, so that W_ij
-    remains one number times W_O^h W_V^h.
+    Interaction rank. n_heads, for the whole layer: the solve replaces a head's query by another vector, so W_ij remains
+    one number times W_O^h W_V^h.
 
     Source. von Oswald et al. 2506.05233; flash-linear-attention, commit bc3b101, fla/layers/mesa_net.py and
     fla/ops/mesa_net/naive.py. As there, ridge is 0.25 + softplus of a parameter, starts at one, and has an entry for
-    each key channel. Two departures: conjugate gradients stop at roundoff, where the code adds 1e-5 to each
-    denominator, which ends short of the solution; and a decoding step starts from zero as training does, where the code
-    starts from the diagonal's solution.
+    each key channel. Two departures: our conjugate gradients stop at roundoff, while their code adds 1e-5 to each
+    denominator and so ends short of the solution; and decoding starts the solve from zero as training does, while their
+    code starts it from the solution for the diagonal.
 
-    Not here. The output gate that the code offers and switches off.
+    Not here. The output gate, which is off by default in their code.
 
     Args:
         d_model: width of input and output.
         n_heads: heads.
         d_head: width of a head; default d_model / n_heads.
-        d_conv: width of the causal convolution of queries and keys; 1 sees the position itself only.
-        cg_steps: steps of conjugate gradients.
+        d_conv: width of the causal convolution of queries and keys; 1 sees only the current position.
+        cg_steps: conjugate gradient steps.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide.
+        ValueError: sizes that are not positive, an n_heads that does not divide d_model.
     """
 
     undecayed = ("ridge",)

@@ -1,4 +1,4 @@
-"""minGRU and minLSTM: recurrent nets whose gates do not see the state, so that they are linear recurrences."""
+"""minGRU and minLSTM: recurrent networks whose gates do not depend on the state, so that the recurrence is linear."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ class MinimalRecurrenceState(NamedTuple):
 
 
 class MinimalRecurrence(SequenceMixer):
-    """Recurrent nets whose gates do not see the state, so that a linear recurrence per channel is left.
+    """Recurrent networks whose gates do not depend on the state: one linear recurrence per channel.
 
         h_t = a_t h_{t-1} + (1 - a_t) g(W_h x_t),     g(u) = u + 1/2 for u >= 0, sigmoid(u) below
         y_t = out_proj(h_t)
         cell gru:   1 - a = sigmoid(W_z x_t)                                             (min_gru)
         cell lstm:  a = f / (f + i),  f = sigmoid(W_f x_t),  i = sigmoid(W_i x_t)        (min_lstm)
 
-    g keeps h positive. f / (f + i) is sigmoid(log f - log i): what the second cell gains over the first is the shape of
-    that gate. Computed in chunks; a decoding step interpolates between h and g(W_h x), as the published code does.
+    g keeps h positive. f / (f + i) equals sigmoid(log f - log i), so the cells differ only in the shape of their gate.
+    Sequences are computed in chunks; a decoding step interpolates between h and g(W_h x), as the published code does.
 
-    Coefficients. a and 1 - a, and the slope (g(u) - 1/2) / u. The constant 1/2 is no part of the value stream: it makes
-    the offset c, which is large compared with the output of small weights.
+    Coefficients. a and 1 - a, and the slope (g(u) - 1/2) / u. The constant 1/2 does not depend on the value: it makes
+    the offset c, which is large relative to the output of small weights.
 
     State. h, d_inner numbers, at least float32. It does not grow with the sequence.
 
     Interaction rank. d_inner for generic input, up to d_model^2: each channel has a map of rank one, a column of
-    out_proj times a row of W_h. gru and lstm, whose gates see the state through a matrix, fill
+    out_proj times a row of W_h. The mixers gru and lstm, whose gates depend on the state through a matrix, reach
     min(d_inner, d_model)^2.
 
     Source. Feng et al. 2410.01201, appendix B. As in lucidrains/minGRU-pytorch, commit 38b26e1,
-    minGRU_pytorch/minGRU.py and minLSTM.py, without biases; the output projection is there only if d_inner is not
-    d_model, and here always.
+    minGRU_pytorch/minGRU.py and minLSTM.py, without biases. Their output projection exists only if d_inner differs from
+    d_model; ours always does.
 
     Args:
         d_model: width of input and output.
         d_inner: width of h; default d_model.
-        cell: gates of minGRU or of minLSTM.
+        cell: gates of minGRU (gru) or of minLSTM (lstm).
 
     Raises:
         ValueError: sizes that are not positive, an unknown cell.
@@ -65,7 +65,7 @@ class MinimalRecurrence(SequenceMixer):
         self.reset_parameters()
 
     def rank_law(self, seq_len: int) -> int:
-        # A column of out_proj times a row of W_h for each channel.
+        # Each channel has one map: a column of out_proj times a row of W_h.
         return self.d_inner
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> MinimalRecurrenceState:

@@ -1,4 +1,4 @@
-"""Softmax attention whose keys and values are made from one small vector per position: multi-head latent attention."""
+"""Multi-head latent attention: softmax attention that caches one small latent vector per position."""
 
 from __future__ import annotations
 
@@ -29,45 +29,46 @@ class LatentState(NamedTuple):
 
 
 class LatentAttention(SequenceMixer):
-    """Causal softmax attention that caches one small latent vector per position in place of its keys and values.
+    """Causal softmax attention that caches one small latent vector per position instead of its keys and values.
 
         c_j    = RMSNorm(W_c x_j)                                   d_latent numbers for all heads
         k_j^h  = (W_K^h c_j, rope(W_r x_j))                         the rope key is shared by the heads
-        q_i^h  = (W_Q^h x_i, rope(W_R^h x_i))                       or of RMSNorm(W_q x_i), if d_query is given
+        q_i^h  = (W_Q^h x_i, rope(W_R^h x_i))                       with d_query, RMSNorm(W_q x_i) in place of x_i
         y_i    = sum_h W_O^h sum_{j <= i} softmax_j(q_i^h . k_j^h / sqrt(d_head + d_rope)) W_V^h c_j
 
-    Keys and values are made from the cached latents. A chunk that continues a state and has at most d_head positions
-    maps its queries into the latent space instead, W_K^hT q, and maps the mixed latents to values afterwards. The
-    latents then are keys and values of all heads, and no key or value of a past position is made again.
+    Keys and values are computed from the cached latents. A chunk that continues a state and has at most d_head
+    positions attends in the latent space instead: it maps its queries there, W_K^hT q, and maps the mixed latents to
+    values afterwards. The latents are then the keys and values of all heads, and no key or value of a past position is
+    computed again.
 
-    Coefficients. Queries and keys; 1/rms of both norms. The values are linear, so that the offset is zero.
+    Coefficients. Queries and keys; 1/rms of both norms. The values are linear, so the offset is zero.
 
-    State. The normed latent and the rotated rope key of every position so far, d_latent + d_rope numbers per position
-    whatever the number of heads, and the number of positions of each row. It grows with the sequence.
+    State. The normed latent and the rotated rope key of all positions so far, d_latent + d_rope numbers per position
+    for any number of heads, and the number of positions of each row. It grows with the sequence.
 
-    Interaction rank. n_heads, although the cache holds one vector: the maps W_O^h W_V^h W_c differ between heads. All
-    of them see the input through W_c, so that there are at most d_model d_latent. The norm scales each source position
-    and with it a head's number for the pair.
+    Interaction rank. n_heads, although the cache holds one vector per position: the maps W_O^h W_V^h W_c differ between
+    heads. All heads read the input through W_c, so the rank is at most d_model d_latent. The norm scales each source
+    position, and so only a head's number for the pair.
 
     Source. DeepSeek-V2 2405.04434, section 2.1; DeepSeek-V3 2412.19437. As DeepseekV3Attention of transformers 5.23.0,
-    models/deepseek_v3/modeling_deepseek_v3.py, where rope turns neighbouring channels: the same up to their order.
-    Position none leaves the shared channels unturned, as Kimi Linear does (2510.26692).
+    models/deepseek_v3/modeling_deepseek_v3.py, whose RoPE pairs neighbouring channels: the same layer up to the order
+    of channels. position none leaves the shared channels unrotated, as Kimi Linear does (2510.26692).
 
     Args:
         d_model: width of input and output.
         n_heads: heads.
         d_head: width of the unrotated part of queries and keys, and of values; default d_model / n_heads.
         d_latent: width of the latents; default half of d_model.
-        d_rope: rotated channels of queries and of the shared key, an even number; 0 for none, half of d_head and at
-            least 2 when absent.
-        d_query: width of a normed latent from which queries are made; default none, queries are made from x.
-        rope_base: base of rope's wavelengths; larger turns slower.
-        rope_scaling: as in `attention`, but for type dynamic, which would turn cached keys anew.
-        position: rope, or none for shared channels that are not turned.
+        d_rope: rotary channels of queries and of the shared key, an even number; 0 for none; default half of d_head, at
+            least 2.
+        d_query: width of a normed latent from which queries are computed; default none, queries are computed from x.
+        rope_base: base of the RoPE wavelengths; a larger base rotates more slowly.
+        rope_scaling: as in `attention`, except type dynamic, which would rotate cached keys again.
+        position: rope, or none to leave the shared channels unrotated.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide, a latent wider than d_model, an odd d_rope, a
-            rope_base of at most 1, rope_scaling of type dynamic or without rope.
+        ValueError: sizes that are not positive, an n_heads that does not divide d_model, a latent wider than d_model,
+            an odd d_rope, a rope_base of at most 1, rope_scaling of type dynamic or without rope.
     """
 
     def __init__(
@@ -133,36 +134,36 @@ class LatentAttention(SequenceMixer):
         return y, LatentState(settle_cache(latents, lengths, seq_len), seen)
 
     def _query_input(self, x: Tensor) -> Tensor:
-        """Return the vectors from which queries are made: x, or its normed latents."""
+        """Return the input of the query projection: x, or its normed latent if d_query is set."""
         if self.query_down is None or self.query_norm is None:
             return x
         return self.query_norm(self.query_down(x))
 
     def _project(self, x: Tensor, query_input: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return queries and normed latents, and the channels of queries and keys that rope will turn."""
+        """Return queries, normed latents, and the channels of queries and keys that RoPE will rotate."""
         q = rearrange(self.query_proj(query_input), "batch seq (head d) -> batch head seq d", head=self.n_heads)
         q, q_rope = q.split((self.d_head, self.d_rope), dim=3)
         c, k_rope = self.latent_proj(x).unsqueeze(1).split((self.d_latent, self.d_rope), dim=3)
         return q, self.latent_norm(c), q_rope, k_rope
 
     def _turn(self, positions: Tensor, *heads: Tensor) -> tuple[Tensor, ...]:
-        """Turn the channels of all heads at once."""
+        """Rotate the channels of all heads in one call; return them unchanged without RoPE."""
         if self.position == "none" or not self.d_rope:
             return heads
         turned = rotate(torch.cat(heads, dim=1), positions, self.rope_base, self.rope_scaling)
         return turned.split([t.shape[1] for t in heads], dim=1)
 
     def _heads(self, q: Tensor, q_rope: Tensor, latents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values of each head, values as wide as keys."""
+        """Return the queries, keys and values of each head, with values padded to the width of the keys."""
         c, k_rope = latents.split((self.d_latent, self.d_rope), dim=3)
         kv = rearrange(self.kv_proj(c), "batch 1 slot (head d) -> batch head slot d", head=self.n_heads)
         k, v = kv.split(self.d_head, dim=3)
         k = torch.cat((k, k_rope.expand(-1, self.n_heads, -1, -1)), dim=3)
-        v = F.pad(v, (0, self.d_rope))  # torch's fused kernel asks for values as wide as the keys
+        v = F.pad(v, (0, self.d_rope))  # torch's fused kernel needs values as wide as the keys
         return coefficient(torch.cat((q, q_rope), dim=3)), coefficient(k), v
 
     def _into_latents(self, q: Tensor, q_rope: Tensor) -> Tensor:
-        """Map queries into the latent space, where the cache is the keys and the values of all heads."""
+        """Map queries into the latent space, where the cached latents are the keys and values of all heads."""
         q = torch.cat((q @ self._latent_maps(q)[0], q_rope), dim=3)
         return q * (q.shape[3] / (self.d_head + self.d_rope)) ** 0.5  # attend divides by the root of the wider width
 

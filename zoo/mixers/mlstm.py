@@ -29,7 +29,7 @@ class MLSTMState(NamedTuple):
 
 
 class MLSTM(SequenceMixer):
-    """Linear attention with a normaliser, a scalar forget gate and an exponential input gate for each head.
+    """Linear attention with a normaliser, a scalar forget gate and an exponential input gate per head.
 
         u, z = W_u x, W_z x                                        d_inner = expand d_model channels each
         q, k = B_q s, B_k s / sqrt(d_head), v = B_v u              s = silu(conv(u)), B: blocks of d_block channels
@@ -37,31 +37,31 @@ class MLSTM(SequenceMixer):
         C_t = f_t C_{t-1} + i_t k_t v_t^T, n_t = f_t n_{t-1} + i_t k_t
         y   = out_proj(silu(z) * (GroupNorm(C_t^T q_t / max(|n_t . q_t|, 1)) + skip * s))
 
-    The gates see k without its factor. C and n are kept divided by exp(m_t), m_t = max(log f_t + m_{t-1}, log i_t) from
-    m_0 = 0, so that input gates of any size stay in range.
+    The gates read k before its division by sqrt(d_head). C and n are stored divided by exp(m_t), with m_t = max(log f_t
+    + m_{t-1}, log i_t) and m_0 = 0, so that input gates of any size stay in range.
 
-    Coefficients. q, k, i and f whole, with m the divided ones, 1 / max(|n . q|, 1), 1/std, sigmoid(conv(u)) of the skip
-    (conv(u) is the value), silu(z). The offset is the image of the convolution's bias through the skip.
+    Coefficients. q, k, i and f (rescaled by exp(m)), 1 / max(|n . q|, 1), 1/std, the sigmoid factor of s in the skip,
+    silu(z). The offset is the image of the convolution's bias through the skip.
 
-    State. n_heads (d_head^2 + d_head + 1) numbers, at least float32, d_head = d_inner / n_heads, and the convolution's
-    last d_conv - 1 inputs of d_inner channels. It does not grow.
+    State. n_heads (d_head^2 + d_head + 1) numbers, at least float32, with d_head = d_inner / n_heads, and the
+    convolution's last d_conv - 1 inputs of d_inner channels. It does not grow.
 
-    Interaction rank. The recurrence itself has n_heads: the normaliser is one number per head. The gate acts on
-    channels, and what the norm has centred and the skip are different maps of u: 2 d_inner, at most d_model^2.
+    Interaction rank. The recurrence itself: n_heads, since the normaliser is one number per head. The gate acts on
+    channels, and the normed memory readout and the skip are different maps of u: 2 d_inner, at most d_model^2.
 
     Source. Beck et al. 2405.04517, section 2.3; NX-AI/xlstm, commit 032a6fb, xlstm/blocks/mlstm/layer.py, cell.py and
-    backends.py. As there, 1e-6 is added to the denominator after the division by exp(m), and d_inner is not rounded up
-    to a multiple of 64, which is an option of theirs.
+    backends.py. As there, 1e-6 is added to the denominator after the division by exp(m). We do not offer their option
+    of rounding d_inner up to a multiple of 64.
 
     Args:
         d_model: width of input and output.
         n_heads: heads.
-        expand: d_inner is expand * d_model.
-        d_conv: width of the causal convolution; 1 sees the position itself only.
-        d_block: width of the blocks of channels from which queries, keys and values are made, each from its own.
+        expand: d_inner = expand * d_model.
+        d_conv: width of the causal convolution; 1 sees only the current position.
+        d_block: width of the diagonal blocks of the maps to queries, keys and values.
 
     Raises:
-        ValueError: sizes that are not positive; heads or blocks that do not divide d_inner; heads of one channel.
+        ValueError: sizes that are not positive; n_heads or d_block that does not divide d_inner; heads of one channel.
     """
 
     def __init__(self, d_model: int, n_heads: int = 2, expand: int = 2, d_conv: int = 4, d_block: int = 4) -> None:
@@ -74,7 +74,7 @@ class MLSTM(SequenceMixer):
         self.d_head = self.d_inner // n_heads
         if self.d_head < 2:
             raise ValueError(
-                f"heads are normed, which needs two channels each: n_heads={n_heads}, d_inner={self.d_inner}"
+                f"the norm of a head needs two channels or more: n_heads={n_heads}, d_inner={self.d_inner}"
             )
         self.in_proj = nn.Linear(d_model, 2 * self.d_inner, bias=False)
         self.conv = ShortConv(self.d_inner, d_conv, bias=True)
@@ -100,7 +100,7 @@ class MLSTM(SequenceMixer):
         nn.init.ones_(self.skip)
 
     def rank_law(self, seq_len: int) -> int:
-        # A gate on channels, for two maps of them: what the norm has centred, and the skip.
+        # The gate acts on channels, for two maps of each: the normed readout, and the skip.
         return gated_rank(seq_len, self.d_inner, self.n_heads, self.conv.weight.shape[1])
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> MLSTMState:
@@ -111,13 +111,13 @@ class MLSTM(SequenceMixer):
     def mix(self, x: Tensor, state: MLSTMState, lengths: Tensor | None) -> tuple[Tensor, MLSTMState]:
         u, z = self.in_proj(x).chunk(2, dim=2)
         convolved, conv = self.conv.mix(u, state.conv, lengths)
-        seen = F.silu(convolved)
-        parts = _blockwise(seen, self.q_blocks), _blockwise(seen, self.k_blocks), _blockwise(u, self.v_blocks)
+        s = F.silu(convolved)
+        parts = _blockwise(s, self.q_blocks), _blockwise(s, self.k_blocks), _blockwise(u, self.v_blocks)
         gates = rearrange(self.gate_proj(torch.cat(parts, dim=2)).to(state.C.dtype), "batch seq gate -> batch gate seq")
         log_input, logit = gates.chunk(2, dim=1)
         log_forget = F.logsigmoid(logit)
         if lengths is not None:
-            padding = ~valid_positions(lengths, x.shape[1]).unsqueeze(1)  # it neither writes nor forgets
+            padding = ~valid_positions(lengths, x.shape[1]).unsqueeze(1)  # writes nothing and forgets nothing
             log_input, log_forget = log_input.masked_fill(padding, -torch.inf), log_forget.masked_fill(padding, 0.0)
         q, k, v = (
             rearrange(t.to(state.C.dtype), "batch seq (head d) -> batch head seq d", head=self.n_heads) for t in parts
@@ -132,5 +132,5 @@ class MLSTM(SequenceMixer):
 def _blockwise(
     x: Float[Tensor, "batch seq channels"], weight: Float[Tensor, "blocks d_block d_block"]
 ) -> Float[Tensor, "batch seq channels"]:
-    """Pass each block of channels through a map of its own."""
+    """Multiply by a block-diagonal matrix, one block per group of d_block channels."""
     return torch.einsum("bsni,noi->bsno", x.unflatten(2, (len(weight), -1)), weight).flatten(2)

@@ -1,4 +1,4 @@
-"""Softmax attention over a few blocks of positions that each query chooses: mixture of block attention."""
+"""Mixture of block attention (MoBA): softmax attention over a few blocks of positions that each query selects."""
 
 from __future__ import annotations
 
@@ -24,46 +24,44 @@ class BlockAttentionState(NamedTuple):
 
 
 class BlockAttention(SequenceMixer):
-    """Causal softmax attention in which each query of each head attends to its own block and the best ones before.
+    """Causal softmax attention in which each query of each head attends to its own block and the best earlier ones.
 
         q, k   = rope(W_q x), rope(W_k x)
         s_ib   = q_i . mean of k_j over block b                   blocks of block_size positions, b before i's own
         B_i    = the own block of i, and the top_k - 1 blocks of highest s_ib
         y_i    = sum_h W_O^h sum_{j in B_i, j <= i} softmax_j(q_i . k_j / sqrt(d_head)) W_V^h x_j
 
-    A sequence of at most top_k blocks is seen whole. Pairs of a query and a block are sorted by block and computed as
-    matrix products of equal size: the work for the softmax grows linearly with the length, the scores of blocks with
-    its square over block_size. The last block may be short. On a CPU the layer takes about as long as full attention at
-    2,048 positions, and half of its time at 4,096. Keys are trained through the softmax; the choice itself has no
-    gradient, and rounding may decide otherwise between blocks that score nearly alike.
+    A sequence of at most top_k blocks is attended to in full. Pairs of a query and a block are sorted by block and
+    computed as matrix products of equal size. The softmax takes time linear in the length, the block scores time
+    proportional to length^2 / block_size. The last block may be short. On a CPU the layer takes about as long as full
+    attention at 2,048 positions, and half of its time at 4,096. Keys are trained through the softmax. The selection has
+    no gradient, and rounding may change it between blocks with nearly equal scores.
 
-    Coefficients. Queries and keys, from which the choice of blocks follows. The values are linear, so that the offset
-    is zero.
+    Coefficients. Queries and keys, which determine the selected blocks. The values are linear, so the offset is zero.
 
-    State. Keys and values of every position so far, 2 n_kv_heads d_head numbers per position, and the number of
+    State. Keys and values of all positions so far, 2 n_kv_heads d_head numbers per position, and the number of
     positions of each row. It grows with the sequence.
 
-    Interaction rank. n_heads, however few blocks a query sees: the choice sets some of a head's numbers to zero and
-    leaves its map W_O^h W_V^h.
+    Interaction rank. n_heads, however few blocks a query attends to: the selection sets some of a head's numbers to
+    zero and does not change its map W_O^h W_V^h.
 
     Source. Lu et al. 2502.13189. As MoonshotAI/MoBA, commit 61e456b, moba/moba_naive.py, in a Llama layer of
-    transformers. The authors decode with full attention; here a stream chooses blocks as a whole sequence does.
+    transformers. The authors decode with full attention; here a stream selects blocks as `forward` does.
 
     Args:
         d_model: width of input and output.
         n_heads: query heads.
         d_head: width of a head; default d_model / n_heads.
-        n_kv_heads: key and value heads, shared by groups of query heads, each of which chooses for itself; default
+        n_kv_heads: key and value heads, shared by groups of query heads, which select blocks separately; default
             n_heads.
         block_size: positions of a block.
-        top_k: blocks that a query sees, its own among them.
-        d_rope: channels of queries and keys that rope turns, an even number; 0 for none, all that make pairs when
-            absent.
-        rope_base: base of rope's wavelengths; larger turns slower.
+        top_k: blocks that a query attends to, including its own.
+        d_rope: rotary channels of queries and keys, an even number; 0 for none; default all, except an odd last one.
+        rope_base: base of the RoPE wavelengths; a larger base rotates more slowly.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide, a d_rope that is odd or does not fit into a
-            head, a rope_base of at most 1.
+        ValueError: sizes that are not positive, head counts that do not divide evenly, a d_rope that is odd or exceeds
+            d_head, a rope_base of at most 1.
     """
 
     def __init__(
@@ -91,7 +89,7 @@ class BlockAttention(SequenceMixer):
 
     def rank_law(self, seq_len: int) -> int:
         free = softmax_freedom(seq_len, seq_len, normalized=True)
-        if self.top_k == 1:  # nothing but the own block is seen, by any head
+        if self.top_k == 1:  # every head attends to the own block only
             whole, rest = divmod(seq_len, self.block_size)
             pairs = whole * self.block_size * (self.block_size + 1) // 2 + rest * (rest + 1) // 2
             free = pairs - seq_len + 1

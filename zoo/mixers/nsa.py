@@ -18,7 +18,7 @@ from zoo.ops.rope import rotate, turned_channels
 from zoo.ops.sliding import sliding_attend
 from zoo.validate import head_width, require_blocks, require_positive, shared_heads
 
-N_FORCED = 3  # the first block, the own one and the one before it
+N_FORCED = 3  # blocks that are always selected: the first, the own one and the one before it
 
 
 class NativeSparseState(NamedTuple):
@@ -28,7 +28,7 @@ class NativeSparseState(NamedTuple):
 
 
 class NativeSparseAttention(SequenceMixer):
-    """Causal attention at three scales: means of blocks, a few whole blocks that they point to, and a window.
+    """Causal attention at three scales: block means, a few whole blocks selected through them, and a sliding window.
 
         q, k   = rope(W_q x), rope(W_k x)
         c_i    = softmax attention to the mean keys and mean values of all whole blocks up to i
@@ -37,42 +37,41 @@ class NativeSparseAttention(SequenceMixer):
         w_i    = softmax attention to the last `window` positions
         y_i    = out_proj(g^c_i c_i + g^f_i f_i + g^w_i w_i)         g = sigmoid(W_g x_i), three numbers for each head
 
-    Before the end of the first block c is zero; the last block may be short, and f sees a sequence of at most top_k
-    blocks whole. Pairs of a query and a block are sorted by block and computed as matrix products of equal size, so
-    that the work for f and w grows linearly with the length; that for c, and what it keeps for a backward pass, grow
-    with length squared over block_size. Keys are trained through the three softmaxes; the choice itself has no
-    gradient, and rounding may decide otherwise between blocks that score nearly alike.
+    Before the end of the first block c is zero. The last block may be short. f attends to a sequence of at most top_k
+    blocks in full. Pairs of a query and a block are sorted by block and computed as matrix products of equal size, so f
+    and w take time linear in the length. The time and the backward memory of c are proportional to length^2 /
+    block_size. Keys are trained through the three softmaxes. The selection has no gradient, and rounding may change it
+    between blocks with nearly equal scores.
 
-    Coefficients. Queries and keys, from which the choice of blocks follows, and the gates. The values and their means
-    are linear, so that the offset is zero.
+    Coefficients. Queries and keys, which determine the selected blocks, and the gates. The values and their means are
+    linear, so the offset is zero.
 
-    State. Keys and values of every position so far, 2 n_kv_heads d_head numbers per position, and the number of
+    State. Keys and values of all positions so far, 2 n_kv_heads d_head numbers per position, and the number of
     positions of each row. It grows with the sequence.
 
-    Interaction rank. n_heads, not three times as many: the three branches share their values, so that a head's gated
-    sum is one number per pair times one map W_O^h W_V^h. With values of their own they would be 3 n_heads.
+    Interaction rank. n_heads, not 3 n_heads: the three branches share their values, so a head's gated sum is one number
+    per pair times one map W_O^h W_V^h. With separate values for each branch it would be 3 n_heads.
 
     Source. Yuan et al. 2502.11089. As flash-linear-attention, commit bc3b101, fla/layers/nsa.py and
     fla/ops/nsa/naive.py: blocks are compressed by their mean, without overlap, and the branches share keys and values.
 
-    Not here. The learned compression of a block and keys and values for each branch of the paper.
+    Not here. The paper's learned compression of a block, and its separate keys and values for each branch.
 
     Args:
         d_model: width of input and output.
         n_heads: query heads.
         d_head: width of a head; default d_model / n_heads.
-        n_kv_heads: key and value heads, shared by groups of query heads, with one choice of blocks for a group; default
-            n_heads.
+        n_kv_heads: key and value heads, shared by groups of query heads, which also share their selected blocks;
+            default n_heads.
         block_size: positions of a block.
-        top_k: blocks that a query sees whole, at least 3.
+        top_k: blocks that a query attends to in full, at least 3.
         window: positions of the window.
-        d_rope: channels of queries and keys that rope turns, an even number; 0 for none, all that make pairs when
-            absent.
-        rope_base: base of rope's wavelengths; larger turns slower.
+        d_rope: rotary channels of queries and keys, an even number; 0 for none; default all, except an odd last one.
+        rope_base: base of the RoPE wavelengths; a larger base rotates more slowly.
 
     Raises:
-        ValueError: sizes that are not positive, a top_k below 3, heads that do not divide, a d_rope that is odd or does
-            not fit into a head, a rope_base of at most 1.
+        ValueError: sizes that are not positive, a top_k below 3, head counts that do not divide evenly, a d_rope that
+            is odd or exceeds d_head, a rope_base of at most 1.
     """
 
     def __init__(
@@ -126,7 +125,7 @@ class NativeSparseAttention(SequenceMixer):
         keys, values = grow_cache(state.keys, k), grow_cache(state.values, v)
         k, v = (by_position(cache, state.seen, seq_len) for cache in (keys, values))
         y = attend_to_means_and_blocks(q, k, v, gates[..., :2], positions, self.block_size, self.top_k)
-        k, v = (F.pad(cache, (0, 0, self.window - 1 - past, 0)) for cache in (keys, values))  # or cut
+        k, v = (F.pad(cache, (0, 0, self.window - 1 - past, 0)) for cache in (keys, values))  # pads, or cuts
         y = torch.addcmul(y, gates[..., 2:], sliding_attend(q, k, v, state.seen))
         keys, values = (settle_cache(cache, lengths, seq_len) for cache in (keys, values))
         seen = state.seen + (seq_len if lengths is None else lengths)

@@ -1,4 +1,4 @@
-"""Several mixers side by side in one layer."""
+"""Hybrids in parallel: several mixers side by side in one layer."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ class ParallelHybrid(SequenceMixer):
         y = mean_m RMSNorm_m(mixer_m(x))                           merge mean
         y = sum_m mixer_m(x)                                       merge sum
 
-    The norms bring the members to one scale and their weights are the published beta_m. The pattern names the members,
-    by default a selective SSM and attention, as `hybrid` does. `ParallelHybrid.create` (and so `create_mixer`) also
-    takes options of members, as `Hybrid` does.
+    The norms bring the members to one scale; their weights are the published beta_m. The pattern lists the members as
+    in `hybrid`, by default a selective SSM and attention. `ParallelHybrid.create`, and so `create_mixer`, also takes
+    options of members, as `Hybrid` does.
 
-    Coefficients. Those of the members, and 1/rms of each output.
+    Coefficients. The members' coefficients, and 1/rms of each output.
 
-    State. The members' states together; with attention among them it grows with the sequence.
+    State. The members' states; with attention among the members it grows with the sequence.
 
     Interaction rank. The sum of the members' ranks, at most d_model^2: 1/rms is one number per position and the norm's
-    weights are fixed, so that a member's maps stay as many as they were.
+    weights are constant, so the norms do not change a member's rank.
 
-    Source. Hymba, Dong et al. 2411.13676, section 2.1. Every member keeps its own projections, where Hymba shares the
-    two outer ones. The sum is that of Falcon-H1, Zuo et al. 2507.22448.
+    Source. Hymba, Dong et al. 2411.13676, section 2.1. Here every member has its own projections, while Hymba's members
+    share the two outer ones. merge sum follows Falcon-H1, Zuo et al. 2507.22448.
 
     Args:
         d_model: width of input and output.
         pattern: names of mixers, or mappings `{name: ..., option: value}`.
-        merge: mean, of normed outputs, or sum, of the outputs as they are.
+        merge: mean (of the normed outputs) or sum (of the outputs without norms).
 
     Raises:
         ValueError: an empty pattern, an unknown member, an option that no member declares, a hybrid as a member, a

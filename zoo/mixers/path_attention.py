@@ -1,4 +1,4 @@
-"""Softmax attention whose keys are moved by the positions between them and the query: PaTH."""
+"""PaTH: softmax attention with a data-dependent product of Householder-like maps as its position encoding."""
 
 from __future__ import annotations
 
@@ -31,48 +31,50 @@ class PathAttentionState(NamedTuple):
 
 
 class PathAttention(SequenceMixer):
-    """Causal softmax attention that encodes positions by a product of maps which depend on the input.
+    """Causal softmax attention whose position encoding is a product of input-dependent maps.
 
         w_t   = silu(conv(W_2 W_1 x_t)), scaled to length one;  beta_t = 2 sigmoid(w_b x_t + b)
         H_t   = I - beta_t w_t w_t^T
         a_ij  = softmax over j <= i of (q_i^T H_i H_{i-1} ... H_{j+1} k_j / sqrt(d_head))
         y_i   = out_proj(sum_{j <= i} a_ij W_v x_j)
 
-    Where RoPE turns a key by how far it lies back, here every position between key and query moves it along a direction
-    of its own, up to a reflection. The product of maps is that of `delta_net`, which can track states where fixed
-    rotations cannot. forget_gate adds (log f_{j+1} + ... + log f_i) / sqrt(d_head) to the logits, f a sigmoid per query
-    head; `forgetting_attention` adds it undivided. n_kv_heads shares keys, values and maps between groups of query
-    heads. Computed in chunks, with one triangular solve each. Every chunk moves the keys before it in its block, every
-    block all keys before it: more work than softmax attention and as quadratic in the length. At 1,024 positions a
-    training step on a CPU has less than half of the tokens a second of `gated_delta_net`. Blocks are recomputed in the
-    backward pass, so that memory is linear in the length on a CPU. On other devices it is quadratic, of one layer at a
-    time, and of each if compiled: all logits are made at once, so that the number of operations does not grow.
+    RoPE rotates a key by its distance. Here every position between key and query moves the key along that position's
+    own direction, at most by a reflection. The product of maps is that of `delta_net`, which can track states where
+    fixed rotations cannot. forget_gate adds (log f_{j+1} + ... + log f_i) / sqrt(d_head) to the logits, with a sigmoid
+    f per query head; `forgetting_attention` adds the sum undivided. n_kv_heads shares keys, values and maps between
+    groups of query heads.
 
-    Coefficients. Queries, keys, w and beta, log f. Values are linear, so that the offset is zero.
+    Each chunk takes one triangular solve. It also moves the earlier keys of its block, and each block moves all keys
+    before it: this is more work than softmax attention and equally quadratic in the length. At 1,024 positions, a
+    training step on a CPU runs at less than half the tokens per second of `gated_delta_net`. On a CPU the backward pass
+    recomputes blocks, so memory is linear in the length. On other devices all logits are computed at once, to keep the
+    number of operations constant: memory is quadratic, for one layer at a time, or for every layer if compiled.
 
-    State. Keys and values of every position so far, 2 n_kv_heads d_head numbers per position, the keys at least float32
+    Coefficients. Queries, keys, w, beta and log f. The values are linear, so the offset is zero.
+
+    State. Keys and values of all positions so far, 2 n_kv_heads d_head numbers per position, the keys at least float32
     since each new position moves them all; the convolution's last d_conv - 1 inputs; the number of positions of each
-    row; with forget_gate n_heads numbers more a position. It grows with the sequence.
+    row; with forget_gate n_heads more numbers per position. It grows with the sequence.
 
-    Interaction rank. n_heads: what lies between two positions changes a head's number for the pair, not its map
+    Interaction rank. n_heads: the positions between two positions change a head's number for the pair, but not its map
     W_O^h W_V^h.
 
     Source. Yang et al. 2505.16381. As in flash-linear-attention, commit bc3b101, fla/layers/path_attn.py with its
-    defaults; the gate, its use_forget_gate, is divided by sqrt(d_head) as there.
+    defaults; the gate (use_forget_gate there) is divided by sqrt(d_head) as there.
 
-    Not here. The norms of queries and keys, and w from one full map: W_2 W_1 with w_rank d_model reaches the same.
+    Not here. The norms of queries and keys, and w from one full-rank map: W_2 W_1 with w_rank d_model is equivalent.
 
     Args:
         d_model: width of input and output.
         n_heads: query heads.
         d_head: width of a head; default d_model / n_heads.
         n_kv_heads: heads of keys, values and maps, shared by groups of query heads; default n_heads.
-        w_rank: rank of the map that makes w.
-        d_conv: width of the causal convolution on w; 1 sees the position itself only.
-        forget_gate: let logits fall by log f of each later position.
+        w_rank: rank of the map that computes w.
+        d_conv: width of the causal convolution on w; 1 sees only the current position.
+        forget_gate: lower logits by log f of each later position.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide.
+        ValueError: sizes that are not positive, head counts that do not divide evenly.
     """
 
     def __init__(

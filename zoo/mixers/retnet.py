@@ -1,4 +1,4 @@
-"""RetNet: linear attention that turns with the position and forgets at a fixed rate per head."""
+"""RetNet: linear attention with RoPE and a fixed decay per head."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ class RetNetState(NamedTuple):
 
 
 class RetNet(SequenceMixer):
-    """Linear attention with rotary queries and keys and, in each head, a decay that is fixed: multi-scale retention.
+    """Multi-scale retention: linear attention with rotary queries and keys and a fixed decay per head.
 
         q_t, k_t = R(t) W_q x_t, R(t) W_k x_t                      R(t): RoPE at position t
         S_t = (1 - 2^(-5-h)) S_{t-1} + k_t v_t^T                   heads h = 0, 1, ...
         y   = out_proj(silu(W_g x) RMSNorm(S_t^T q_t / sqrt(d_head)))
 
-    The decays are not trained: the first head keeps 31/32 of its state at a step, the eighth 4095/4096.
+    The decays are not trained: per step the first head keeps 31/32 of its state, the eighth 4095/4096.
 
     Coefficients. q, k, 1/rms, silu of the gate. The offset is zero. Before norm and gate a head's W_ij is gamma^(i-j)
     (q_i . k_j) W_O^h W_V^h.
 
-    State. n_heads x d_head x (expand d_head) numbers, at least float32, and the count of positions, which the rotation
-    asks for. It does not grow.
+    State. n_heads x d_head x (expand d_head) numbers, at least float32, and the number of positions, which the rotation
+    needs. It does not grow.
 
-    Interaction rank. The recurrence itself has n_heads; the gate acts on channels: n_heads * expand * d_head, at most
+    Interaction rank. The recurrence itself: n_heads. The gate acts on channels: n_heads * expand * d_head, at most
     d_model^2.
 
     Source. Sun et al. 2307.08621, section 2; flash-linear-attention, commit bc3b101,
-    fla/layers/multiscale_retention.py. As there, the norm over a head is RMSNorm, where the paper has a group norm, and
-    the rotation is RoPE's, where the paper names xPos.
+    fla/layers/multiscale_retention.py. As there, the norm over a head is RMSNorm instead of the paper's group norm, and
+    the rotation is RoPE instead of the paper's xPos.
 
     Args:
         d_model: width of input and output.
         n_heads: heads.
         d_head: width of a head's queries and keys, even; default d_model / n_heads.
-        expand: a head's values have width expand * d_head.
+        expand: ratio of a head's value width to d_head.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide, an odd d_head.
+        ValueError: sizes that are not positive, an n_heads that does not divide d_model, an odd d_head.
     """
 
     def __init__(self, d_model: int, n_heads: int = 2, d_head: int | None = None, expand: int = 2) -> None:
@@ -72,7 +72,7 @@ class RetNet(SequenceMixer):
         self.out_proj = nn.Linear(n_values, d_model, bias=False)
 
     def rank_law(self, seq_len: int) -> int:
-        # One per head for the recurrence; the gate acts on the channels of its outputs.
+        # The recurrence has one per head; the gate acts on each channel of its outputs.
         return gated_rank(seq_len, self.n_heads * self.d_value, self.n_heads)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> RetNetState:

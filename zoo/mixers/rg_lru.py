@@ -1,4 +1,4 @@
-"""The recurrent block of Griffin: a real-gated linear recurrent unit after a short convolution."""
+"""Griffin's recurrent block: a short convolution, then a real-gated linear recurrent unit (RG-LRU)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from zoo.ops.time import valid_positions
 from zoo.validate import require_positive, require_range
 
 SHARPNESS = 8.0  # c of eq. 3
-NEARLY_ONE = -1e-30  # the largest log a whose square root has a derivative in float32
-CONV_VARIANCE = 0.01  # of the convolution's weights at the start, over d_conv
+NEARLY_ONE = -1e-30  # the largest log a for which sqrt(1 - a^2) has a derivative in float32
+CONV_VARIANCE = 0.01  # initial variance of the convolution's weights, times d_conv
 
 
 class RGLRUState(NamedTuple):
@@ -36,36 +36,35 @@ class RGLRU(SequenceMixer):
         u    = conv(W_x x + b_x) + b
         r, i = sigmoid(A_r u + b_r), sigmoid(A_i u + b_i)          A block-diagonal, n_heads blocks
         a    = exp(-8 r softplus(rate))
-        h_t  = a_t h_{t-1} + sqrt(1 - a_t^2) i_t u_t               per channel; the first position writes i u whole
+        h_t  = a_t h_{t-1} + sqrt(1 - a_t^2) i_t u_t               per channel; at the first position h = i u
         y    = out_proj(gelu(W_y x + b_y) h)
 
-    GELU is its approximation by tanh. At the start weights are normal with variance 1 / fan-in, the convolution's with
-    0.01 / d_conv, biases are zero, and exp(-softplus(rate)) is drawn by area of the ring from r_min to r_max. Computed
-    in chunks.
+    GELU is the tanh approximation. Weights start normal with variance 1 / fan-in (0.01 / d_conv for the convolution),
+    biases start at zero, and exp(-softplus(rate)) is uniform by area between r_min and r_max. The scan runs in chunks.
 
-    Coefficients. a, sqrt(1 - a^2) i, the GELU whole. Biases make the offset c.
+    Coefficients. a, sqrt(1 - a^2) i, the GELU. Biases make the offset c.
 
     State. h, d_inner numbers, at least float32, the convolution's last d_conv - 1 inputs, and the number of positions
-    of each row, since the first is another. It does not grow with the sequence.
+    of each row, since the first position is special. It does not grow with the sequence.
 
     Interaction rank. d_inner for generic input, up to d_model^2: convolution, recurrence and gates act on channels, and
     each channel has a map of rank one.
 
     Source. De et al. 2402.19427, sections 2.3 and 2.4. As in google-deepmind/recurrentgemma, commit 2efa84d,
-    recurrentgemma/torch/modules.py and layers.py. The derivative of the square root is bounded there by 1000, because
-    1 - a^2 rounds to zero where a is near one; here it is computed as -expm1(2 log a) and needs no bound, so that
-    gradients differ where 1 - a^2 is below 2.5e-7.
+    recurrentgemma/torch/modules.py and layers.py. They bound the derivative of the square root by 1000, because 1 - a^2
+    rounds to zero for a near one. Here 1 - a^2 is computed as -expm1(2 log a) and needs no bound, so gradients differ
+    if 1 - a^2 is below 2.5e-7.
 
     Args:
         d_model: width of input and output.
         d_inner: width of h; default d_model.
-        n_heads: blocks of the two gates' maps.
-        d_conv: width of the causal convolution; 1 sees the position itself only.
-        r_min, r_max: range of exp(-softplus(rate)), the decay at r = 1/8, at the start.
+        n_heads: diagonal blocks of the two gates' maps.
+        d_conv: width of the causal convolution; 1 sees only the current position.
+        r_min, r_max: initial range of exp(-softplus(rate)), which is the decay at r = 1/8.
 
     Raises:
-        ValueError: sizes that are not positive, an n_heads that does not divide d_inner, an empty range, an r_max that
-            is not below 1.
+        ValueError: sizes that are not positive, an n_heads that does not divide d_inner, an empty range, an r_max of 1
+            or more.
     """
 
     undecayed = ("rate", "gate_bias")
@@ -114,7 +113,7 @@ class RGLRU(SequenceMixer):
             self.rate.copy_(rate.expm1().log())
 
     def rank_law(self, seq_len: int) -> int:
-        # A column of out_proj times a row of W_x for each channel: convolution and recurrence act on channels.
+        # Each channel has one map, a column of out_proj times a row of W_x: convolution and recurrence keep it.
         return self.d_inner
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> RGLRUState:
@@ -134,7 +133,7 @@ class RGLRU(SequenceMixer):
         )
 
     def _gates(self, u: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a and the factor of u, (batch, seq, d_inner) each, in u's dtype."""
+        """Return a and the factor of u in the recurrence, each (batch, seq, d_inner), in u's dtype."""
         blocks = rearrange(u, "batch seq (head i) -> batch seq head i", head=self.n_heads)
         maps = torch.einsum("bshi,ghij->gbshj", blocks, self.gate_weight.to(u.dtype)).flatten(3)
         inputs, forgets = torch.sigmoid(maps + self.gate_bias.to(u.dtype)[:, None, None]).unbind(0)

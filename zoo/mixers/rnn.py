@@ -1,4 +1,4 @@
-"""The plain recurrent network, with tanh or linear."""
+"""The plain recurrent network, with tanh or without a nonlinearity."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ Nonlinearity = Literal["tanh", "linear"]
 
 
 class RNNState(NamedTuple):
-    h: Tensor  # (batch, d_inner), at least float32 where the recurrence is linear
+    h: Tensor  # (batch, d_inner), at least float32 if the recurrence is linear
 
 
 class RNN(SequenceMixer):
-    """The plain recurrent network, f being tanh or the identity.
+    """The plain recurrent network; f is tanh or the identity.
 
         h_t = f(a_t), a_t = W x_t + R h_{t-1} + b
         y_t = out_proj h_t
 
-    Without the tanh it runs in chunks, by doubling: after step k a position holds the sum over 2^k lags. Torch's fused
-    kernel runs the tanh network where no coefficient is asked for and no row ends early, the loop elsewhere; both are
-    equal. On a CPU the kernel is itself a loop over positions, one small product after the other: a training step there
-    has less than half of the tokens a second of `gated_delta_net`.
+    The linear network runs in chunks, by doubling: after step k a position holds the sum over 2^k lags. For tanh,
+    torch's fused kernel runs if no coefficient is requested and no row ends early; otherwise a loop with the same
+    result runs and marks the coefficients. On a CPU the kernel is itself a loop over positions, one small product after
+    the other: a training step runs at less than half the tokens per second of `gated_delta_net`.
 
     Coefficients. tanh: tanh(a)/a, and W_ij is a product of the steps between j and i. linear: none, W_ij = W_out
     R^(i-j) W. The bias makes the offset.
 
-    State. h, d_inner numbers: with tanh in the type of the activations, linear in at least float32. It does not grow.
+    State. h, d_inner numbers, in the dtype of the activations (tanh) or at least float32 (linear). It does not grow.
 
     Interaction rank. tanh: min(d_inner, d_model)^2 for generic input. linear: min(seq_len, d_inner, d_model^2), since
     R^d_inner is a combination of lower powers (Cayley and Hamilton).

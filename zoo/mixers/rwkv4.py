@@ -1,4 +1,4 @@
-"""RWKV-4: each channel is an average of its own past, with weights that decay and a bonus for the own position."""
+"""RWKV-4: each channel averages its own past, with decaying weights and a bonus for the current position."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from zoo.ops.time import valid_positions
 from zoo.ops.wkv import wkv
 from zoo.validate import require_positive
 
-_EMPTY = -1e38  # m before the first position: minus infinity, but finite, so that differences are
+_EMPTY = -1e38  # log scale before the first position: finite, so that differences are finite too
 
 
 class RWKV4State(NamedTuple):
     last: Tensor  # (batch, 1, d_model), the last input
-    numerator: Tensor  # (batch, d_inner), at least float32, as the two below
+    numerator: Tensor  # (batch, d_inner), at least float32, like the next two
     denominator: Tensor  # (batch, d_inner)
-    largest: Tensor  # (batch, d_inner), the logarithm of what both are divided by
+    largest: Tensor  # (batch, d_inner), log of the scale by which both sums are divided
 
 
 class RWKV4(SequenceMixer):
-    """The time mixing of RWKV-4: an average over the past for each channel, with weights that decay.
+    """The time mixing of RWKV-4: for each channel, an average over the past with decaying weights.
 
         x^s_t = mu_s * x_t + (1 - mu_s) * x_{t-1}                       s = r, k, v
         r, k, v = W_r x^r, W_k x^k, W_v x^v
@@ -39,12 +39,12 @@ class RWKV4(SequenceMixer):
     State. Two sums and the logarithm of their scale, 3 d_inner numbers, at least float32, and the last input of d_model
     channels. It does not grow.
 
-    Interaction rank. Each channel has weights of its own, so a map from a column of out_proj and a row of W_v; the
-    shift makes two rows of it: min(2, d_model) d_inner, at most d_model^2.
+    Interaction rank. Each channel has its own weights, and so its own map, a column of out_proj times a row of W_v. The
+    shift doubles the rows: min(2, d_model) d_inner, at most d_model^2.
 
     Source. Peng et al. 2305.13048, section 3; BlinkDL/RWKV-LM, commit 083f950, RWKV-v4/src/model.py. Parameters start
-    as in the first layer of a deep model of the authors, but that W_r, W_k and out_proj, zero there, start as nn.Linear
-    does. transformers 5.23 starts the bonus at one, where the authors' is log 0.3 and a zigzag of 1/2.
+    as in the first layer of a deep model of the authors, except W_r, W_k and out_proj, which are zero there and start
+    as nn.Linear here. transformers 5.23 starts the bonus at one; the authors start it at log 0.3 plus a zigzag of 1/2.
 
     Args:
         d_model: width of input and output.
@@ -78,7 +78,7 @@ class RWKV4(SequenceMixer):
             self.bonus.copy_(math.log(0.3) + 0.5 * ((channel + 1) % 3 - 1))
 
     def rank_law(self, seq_len: int) -> int:
-        # A channel's weights are its own, and the shift gives its map two rows.
+        # Each channel has its own weights, and the shift gives its map two rows.
         return self.d_inner * min(2, self.d_model)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> RWKV4State:

@@ -1,4 +1,4 @@
-"""RWKV-6: a decay for each key channel, a bonus for the own position, and shifts that depend on the content."""
+"""RWKV-6: linear attention with a decay per key channel, a bonus for the current position and content-based shifts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zoo.ops.retention import retention_with_bonus
 from zoo.ops.time import without_padding
 from zoo.validate import head_width, require_positive
 
-_SHIFT_POWERS = (0.5, 1.0, 1.0, 1.0, 0.5)  # of the initial shifts of r, w, k, v, g
+_SHIFT_POWERS = (0.5, 1.0, 1.0, 1.0, 0.5)  # exponents of the initial shifts of r, w, k, v, g
 
 
 class RWKV6State(NamedTuple):
@@ -28,7 +28,7 @@ class RWKV6State(NamedTuple):
 
 
 class RWKV6(SequenceMixer):
-    """Linear attention of RWKV-6: a decay for each key channel, a bonus for the own position, shifts by content.
+    """Linear attention of RWKV-6: a decay per key channel, a bonus for the current position, input-dependent shifts.
 
         mu^s_t = b_s + U_s tanh(D_s (x_t + m * (x_{t-1} - x_t)))        s = r, w, k, v, g
         x^s_t = x_t + mu^s_t * (x_{t-1} - x_t)
@@ -37,36 +37,37 @@ class RWKV6(SequenceMixer):
         S_t = diag(a_t) S_{t-1} + k_t v_t^T
         y   = out_proj(silu(g_t) GroupNorm(S_{t-1}^T r_t + (r_t . (u * k_t)) v_t))
 
-    The state is read before the own position is written; the bonus u weighs the own value.
+    The state is read before the current position is written; the bonus u weighs the current value.
 
-    Coefficients. mu^v, r, k and a whole, the bonus r . (u * k), 1/std, silu of the gate. The offset is the image of the
-    norm's bias, and zero at first.
+    Coefficients. mu^v, r, k, a, the bonus r . (u * k), 1/std, silu of the gate. The offset is the image of the norm's
+    bias, and zero at initialisation.
 
     State. n_heads x d_key x d_head numbers, at least float32, and the last input of d_model channels. It does not grow.
 
-    Interaction rank. The recurrence itself: n_heads. The shift of the values has a coefficient for each channel of the
-    input, which span mix_rank + 2 directions; the gate has one for each channel of the output. The whole layer has
+    Interaction rank. The recurrence itself: n_heads. The shift of the values has a coefficient per input channel, and
+    these vectors span mix_rank + 2 directions; the gate has a coefficient per output channel. The whole layer has
     n_heads * d_head * min(mix_rank + 2, d_model), at most d_model^2.
 
     Source. Peng et al. 2404.05892, section 4; flash-linear-attention, commit bc3b101, fla/layers/rwkv6.py and
     fla/ops/rwkv6/recurrent_naive.py. Parameters start as in the first layer of a deep model of the authors,
-    BlinkDL/RWKV-LM, commit 524481d, RWKV-v5/src/model.py, RWKV_Tmix_x060. With flash-linear-attention's start every
-    decay is exp(-1), and a layer forgets within a few positions. We depart from the authors' start as in `rwkv7`: D,
-    D_s and out_proj, zero there, start as nn.Linear does, and the norm's weight starts at one.
+    BlinkDL/RWKV-LM, commit 524481d, RWKV-v5/src/model.py, RWKV_Tmix_x060. flash-linear-attention starts every decay at
+    exp(-1), so that a layer forgets within a few positions. We depart from the authors' start as in `rwkv7`: D, D_s and
+    out_proj, zero there, start as nn.Linear does, and the norm's weight starts at one.
 
     Args:
         d_model: width of input and output.
         n_heads: heads.
         d_head: width of a head's values; default d_model / n_heads.
         d_key: width of a head's queries and keys; default d_head.
-        mix_rank: rank of the projections that make mu; published 32.
-        decay_rank: rank of the projection that makes the decays; published 64.
+        mix_rank: rank of the projections that compute mu; published 32.
+        decay_rank: rank of the projection that computes the decays; published 64.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide or of one channel.
+        ValueError: sizes that are not positive, an n_heads that does not divide d_model, heads of one channel.
     """
 
-    # As the authors train it (RWKV-v5/src/model.py): no low-rank map decays; the decays' bias has twice the rate.
+    # As in the authors' training (RWKV-v5/src/model.py): no weight decay on low-rank maps, and twice the learning rate
+    # for the decays' bias.
     undecayed = ("mix_bias", "bonus", "mix_down.weight", "mix_up.weight", "decay_down.weight", "decay_up.weight")
     slow = ("decay_up.bias",)
 
@@ -84,7 +85,7 @@ class RWKV6(SequenceMixer):
         self.n_heads, self.mix_rank = n_heads, mix_rank
         self.d_head = head_width(d_model, n_heads, d_head)
         if self.d_head < 2:
-            raise ValueError(f"heads are normed, which needs two channels each: n_heads={n_heads} of d_model={d_model}")
+            raise ValueError(f"the norm of a head needs two channels or more: n_heads={n_heads}, d_model={d_model}")
         self.d_key = d_key or self.d_head
         n_keys, n_values = n_heads * self.d_key, n_heads * self.d_head
         self.mu = nn.Parameter(torch.empty(d_model))
@@ -112,13 +113,13 @@ class RWKV6(SequenceMixer):
         with torch.no_grad():
             self.mu.copy_(1 - along)
             self.mix_bias.copy_(1 - along ** torch.tensor(_SHIFT_POWERS).unsqueeze(1))
-            self.decay_up.bias.copy_(5 * (key / max(1, len(key) - 1)) ** 0.7 - 6)  # decays of 0.998 to 0.692
+            self.decay_up.bias.copy_(5 * (key / max(1, len(key) - 1)) ** 0.7 - 6)  # decays from 0.998 to 0.692
             self.bonus.copy_(0.1 * ((key + 1) % 3 - 1).view_as(self.bonus))
         nn.init.ones_(self.norm_weight)
         nn.init.zeros_(self.norm_bias)
 
     def rank_law(self, seq_len: int) -> int:
-        # A shift of values by channels of the input, a gate on channels of the output.
+        # The shift of the values acts on input channels, the gate on output channels.
         return self.n_heads * self.d_head * min(self.mix_rank + 2, self.d_model)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> RWKV6State:
@@ -137,7 +138,9 @@ class RWKV6(SequenceMixer):
         r, k = self._heads(self.r_proj(x + step * mix_r), state), self._heads(self.k_proj(x + step * mix_k), state)
         v = self._heads(self.v_proj(x + step * coefficient(mix_v)), state)
         decay = self.decay_up(torch.tanh(self.decay_down(x + step * mix_w)))
-        k, log_decay = without_padding(lengths, k, -torch.exp(self._heads(decay, state)))  # padding changes nothing
+        k, log_decay = without_padding(
+            lengths, k, -torch.exp(self._heads(decay, state))
+        )  # padding writes nothing and forgets nothing
         bonus = coefficient((r * k * self.bonus.unsqueeze(1)).sum(-1, keepdim=True))
         y, S = retention_with_bonus(coefficient(r), coefficient(k), v, coefficient(log_decay), bonus, state.S)
         y = rearrange(y, "batch head seq d -> batch seq (head d)")

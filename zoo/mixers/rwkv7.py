@@ -1,4 +1,4 @@
-"""RWKV-7: a delta rule whose decay, erasure and writing each have a gate per key channel."""
+"""RWKV-7: a delta rule with decay, erasure and writing gated per key channel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zoo.ops.time import without_padding
 from zoo.validate import head_width, require_positive
 
 _FASTEST = math.exp(-0.5)  # no decay is below exp(-exp(-1/2)) = 0.545
-_SHIFT_POWERS = (0.2, 0.9, 0.7, 0.7, 0.9, 0.2)  # of the initial shifts of r, w, k, v, a, g
+_SHIFT_POWERS = (0.2, 0.9, 0.7, 0.7, 0.9, 0.2)  # exponents of the initial shifts of r, w, k, v, a, g
 
 
 class RWKV7State(NamedTuple):
@@ -31,7 +31,7 @@ class RWKV7State(NamedTuple):
 
 
 class RWKV7(SequenceMixer):
-    """The delta rule of RWKV-7: decays, erasure and learning rate for each key channel, on inputs that are shifted.
+    """The delta rule of RWKV-7: decay, erasure and learning rate for each key channel, on token-shifted inputs.
 
         x^s_t = x_t + mu_s * (x_{t-1} - x_t)                       s = r, w, k, v, a, g
         r, k, v = W_r x^r, W_k x^k, W_v x^v
@@ -41,41 +41,41 @@ class RWKV7(SequenceMixer):
         S_t = (diag(w_t) - (a_t * kappa_t) kappa_t^T) S_{t-1} + k~_t v_t^T
         y   = out_proj(g_t * (GroupNorm(S_t^T r_t) + (r_t . (rho * k~_t)) v_t))
 
-    A state is erased along kappa_t and written along k~_t, two directions.
+    The state is erased along one direction, kappa_t, and written along another, k~_t.
 
-    Coefficients. r, k~, w, kappa and a whole, 1/std, the bonus r . (rho * k~), the gate g. The offset is the image of
-    the norm's bias, and zero at first.
+    Coefficients. r, k~, w, kappa, a, 1/std, the bonus r . (rho * k~), the gate g. The offset is the image of the norm's
+    bias, and zero at initialisation.
 
     State. n_heads x d_head x d_head numbers, at least float32, and the last input of d_model channels. It does not
     grow.
 
     Interaction rank. The recurrence itself: n_heads for values of one position; the shift gives each value two maps,
-    which makes 2 n_heads. The gate acts on channels, and what the norm has centred and what the bonus adds are
-    different maps of the values: for the whole layer 4 n_heads min(gate_rank, d_head), at most d_model^2.
+    which makes 2 n_heads. The gate acts on channels, and the centred readout and the bonus are different maps of the
+    values. The whole layer has 4 n_heads min(gate_rank, d_head), at most d_model^2.
 
     Source. Peng et al. 2503.14456, section 4; flash-linear-attention, commit bc3b101, fla/layers/rwkv7.py and
-    fla/ops/generalized_delta_rule/dplr/naive.py. Parameters start as those of the first layer of a deep model, with two
-    departures: no map starts at zero (D and out_proj start as nn.Linear does, since a map that is zero has no operator,
-    and gives none of the maps after it a gradient), and the norm's weight starts at one, where theirs grows with the
-    depth up to one.
+    fla/ops/generalized_delta_rule/dplr/naive.py. Parameters start as in the first layer of a deep model, with two
+    departures. No map starts at zero: D and out_proj start as nn.Linear does, since a zero map has no operator and
+    blocks the gradient of the maps before it. And the norm's weight starts at one; theirs grows with the depth up to
+    one.
 
-    Not here. The values of the first layer, which the authors mix into those of all others (v_first): a mixer is one
-    layer and sees its own input only. So every layer is as their first one.
+    Not here. The values of the first layer, which the authors mix into the values of all other layers (v_first). A
+    mixer is one layer and reads only its own input, so every layer is like their first one.
 
     Args:
         d_model: width of input and output.
-        n_heads: heads; d_model / n_heads, at least 2, is the width of a head.
-        decay_rank: rank of the projections that make w and a; published 2.5 sqrt(d_model) d_head / 64, to the nearest
-            multiple of 32 and at least 32.
-        gate_rank: rank of the projection that makes g; published 5 sqrt(d_model), to the nearest multiple of 32 and at
-            least 32.
+        n_heads: heads; the width of a head, d_model / n_heads, is at least 2.
+        decay_rank: rank of the projections that compute w and a; published 2.5 sqrt(d_model) d_head / 64, to the
+            nearest multiple of 32 and at least 32.
+        gate_rank: rank of the projection that computes g; published 5 sqrt(d_model), to the nearest multiple of 32 and
+            at least 32.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide or of one channel.
+        ValueError: sizes that are not positive, an n_heads that does not divide d_model, heads of one channel.
     """
 
-    # As the authors train it (BlinkDL/RWKV-LM, RWKV-v7/train_temp): no low-rank map decays, and the decays' bias learns
-    # at twice the rate.
+    # As in the authors' training (BlinkDL/RWKV-LM, RWKV-v7/train_temp): no weight decay on low-rank maps, and twice the
+    # learning rate for the decays' bias.
     undecayed = (
         *("shift", "bonus", "decay_down.weight", "decay_up.weight", "rate_down.weight", "rate_up.weight"),
         *("gate_down.weight", "gate_up.weight"),
@@ -87,7 +87,7 @@ class RWKV7(SequenceMixer):
         require_positive(n_heads=n_heads, decay_rank=decay_rank, gate_rank=gate_rank)
         self.n_heads, self.d_head = n_heads, head_width(d_model, n_heads, None)
         if self.d_head < 2:
-            raise ValueError(f"heads are normed, which needs two channels each: n_heads={n_heads} of d_model={d_model}")
+            raise ValueError(f"the norm of a head needs two channels or more: n_heads={n_heads}, d_model={d_model}")
         self.shift = nn.Parameter(torch.empty(len(_SHIFT_POWERS), d_model))
         self.r_proj, self.k_proj, self.v_proj = (nn.Linear(d_model, d_model, bias=False) for _ in range(3))
         self.decay_down, self.rate_down = (nn.Linear(d_model, decay_rank, bias=False) for _ in range(2))
@@ -111,7 +111,7 @@ class RWKV7(SequenceMixer):
             nn.init.orthogonal_(up.weight, 0.1 * max(1, up.in_features / up.out_features) ** 0.5)
         channel = torch.arange(self.d_model)
         along = channel / (self.d_model - 1)  # 0 to 1 over all channels
-        within = (channel % self.d_head) / ((self.d_head - 1) / 2) - 1  # -1 to 1 over those of a head
+        within = (channel % self.d_head) / ((self.d_head - 1) / 2) - 1  # -1 to 1 over the channels of a head
         bend = within * within.abs()
         with torch.no_grad():
             self.shift.copy_(1 - (channel / self.d_model) ** torch.tensor(_SHIFT_POWERS).unsqueeze(1))
@@ -128,7 +128,7 @@ class RWKV7(SequenceMixer):
         self.out_proj.reset_parameters()
 
     def rank_law(self, seq_len: int) -> int:
-        # Two taps of the shift, two maps of the values (centred and not), and a gate on channels, of a low rank.
+        # Two taps of the shift, two maps of the values (centred readout and bonus), a low-rank gate on channels.
         gated = min(self.gate_down.out_features, self.d_head)
         return gated_rank(seq_len, 2 * self.n_heads * gated, 2 * self.n_heads, 2)
 
@@ -146,7 +146,7 @@ class RWKV7(SequenceMixer):
         kappa, k = self._heads(k * self.kappa_scale, state), self._heads(k + k * (rate - 1) * self.key_rate, state)
         r, v, rate, decay = (self._heads(t, state) for t in (self.r_proj(x_r), self.v_proj(x_v), rate, decay))
         log_decay = -_FASTEST * torch.sigmoid(decay)
-        k, rate, log_decay = without_padding(lengths, k, rate, log_decay)  # padding neither writes nor forgets
+        k, rate, log_decay = without_padding(lengths, k, rate, log_decay)  # padding writes nothing and forgets nothing
         bonus = coefficient((r * k * self.bonus.unsqueeze(1)).sum(-1, keepdim=True))
         r, k, log_decay, rate = (coefficient(t) for t in (r, k, log_decay, rate))
         y, S = relaxed_delta_rule(r, k, v, log_decay, coefficient(F.normalize(kappa, dim=-1)), rate, state.S)

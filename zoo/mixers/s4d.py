@@ -25,7 +25,7 @@ class S4DState(NamedTuple):
 
 
 class S4D(SequenceMixer):
-    """S4D-Lin: one linear time-invariant diagonal SSM for each channel, where `diagonal_ssm` has one for all channels.
+    """S4D-Lin: one linear time-invariant diagonal SSM per channel; `diagonal_ssm` has one for all channels.
 
         h_t = exp(dt A) h_{t-1} + (exp(dt A) - 1) / A x_t          per channel, zero-order hold
         u_t = 2 Re(C . h_t) + D x_t
@@ -35,13 +35,13 @@ class S4D(SequenceMixer):
     The d_state / 2 complex poles of a channel represent conjugate pairs. B is fixed at one, since the kernel depends
     only on the product of B and C; A, dt, C and D are trained.
 
-    Coefficients. output none: none, W_ij = diag(2 Re(C lambda^(i-j) gain)), and D at i = j. output glu: Phi(u) =
+    Coefficients. output none: none, W_ij = diag(2 Re(C lambda^(i-j) gain)), plus D at i = j. output glu: Phi(u) =
     gelu(u) / u and the sigmoid; the biases make the offset.
 
     State. d_model x d_state real numbers (as complex pairs), at least float32. It does not grow.
 
-    Interaction rank. output none: d_model, since every W_ij is diagonal. output glu: the diagonals Phi(u_i) and
-    sigmoid(g_i) stand on both sides of W_o, up to d_model^2.
+    Interaction rank. output none: d_model, since every W_ij is diagonal. output glu: up to d_model^2, since W_o is
+    multiplied by the diagonal matrices of Phi(u_i) and of the sigmoid on either side.
 
     Source. Gu et al. 2206.11893. As published, A_n = -1/2 + i pi n, dt log-uniform in [1e-3, 1e-1], C and D normal.
 
@@ -73,7 +73,9 @@ class S4D(SequenceMixer):
         self.log_rate = nn.Parameter(torch.empty(d_model, self.poles))
         self.frequency = nn.Parameter(torch.empty(d_model, self.poles))
         self.log_dt = nn.Parameter(torch.empty(d_model))
-        self.C = nn.Parameter(torch.empty(d_model, self.poles, 2))  # real pairs, so that any dtype cast works
+        self.C = nn.Parameter(
+            torch.empty(d_model, self.poles, 2)
+        )  # complex numbers as real pairs, so that any dtype cast works
         self.D = nn.Parameter(torch.empty(d_model))
         self.out_proj = nn.Linear(d_model, 2 * d_model) if output == "glu" else None
         self.reset_parameters()
@@ -89,7 +91,7 @@ class S4D(SequenceMixer):
             self.out_proj.reset_parameters()
 
     def dynamics(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-decay, input gain and C with the factor two of conjugate pairs, complex (d_model, d_state / 2) each."""
+        """Return log-decay, input gain and 2 C, complex (d_model, d_state / 2) each; the 2 is for conjugate pairs."""
         log_rate, frequency, log_dt, C = (
             t.to(accumulator(t.dtype)) for t in (self.log_rate, self.frequency, self.log_dt, self.C)
         )
@@ -98,7 +100,7 @@ class S4D(SequenceMixer):
         return log_decay, gain, 2 * torch.view_as_complex(C)
 
     def rank_law(self, seq_len: int) -> int:
-        # An SSM per channel; after the output map a gate acts on channels once more, alike for all pairs of a row.
+        # One SSM per channel; after the output map a gate acts on channels again, the same for all pairs of a row.
         if self.out_proj is None:
             return min(self.d_model, seq_len)
         return min(self.d_model**2, sum(min(self.d_model, row) for row in range(1, seq_len + 1)))

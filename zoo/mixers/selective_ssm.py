@@ -23,13 +23,13 @@ from zoo.validate import require_choice, require_distance, require_positive, req
 
 Init = Literal["published", "recall"]
 _STEPS: dict[Init, tuple[float, float]] = {"published": (1e-3, 1e-1), "recall": (0.3, 1.0)}
-"""The range of dt."""
+"""The initial range of dt."""
 
-# The search for a token that closes the gates.
+# Search for a token that closes the gates (`highway_input`).
 _CANDIDATES = 512
 _LENGTHS = (10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4, 3e4, 1e5)
-_CLOSED = 1e-3  # total decay, over the whole sequence, of a channel that counts as closed
-_CLOSED_SHARE = 1 / 4  # of the channels, at least
+_CLOSED = 1e-3  # largest total log-decay over the sequence of a channel that counts as closed
+_CLOSED_SHARE = 1 / 4  # smallest share of closed channels
 
 
 class SelectiveState(NamedTuple):
@@ -46,18 +46,18 @@ class SelectiveSSM(SequenceMixer):
         h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t                   per channel, A < 0
         y   = out_proj(silu(z) (C_t . h_t + D u_t))
 
-    Coefficients. sigmoid of the convolved u (the convolved u is the value), dt, B, C, silu(z). The convolution's bias
-    makes the offset. With out_norm_eps also 1/rms.
+    Coefficients. The sigmoid factor of u's SiLU, dt, B, C, silu(z); with out_norm_eps also 1/rms. The convolution's
+    bias makes the offset.
 
     State. h, d_inner d_state numbers, at least float32, and the convolution's last d_conv - 1 inputs of d_inner
     channels. It does not grow.
 
     Interaction rank. Up to min(d_inner, d_model^2): decay and gate act on channels, between two fixed projections.
 
-    Source. Gu and Dao 2312.00752, section 3.4. As published, A_n = -n, dt log-uniform in [dt_min, dt_max] at the start,
-    D at one; no global initialisation touches them. With init recall, A_n = -0.05 and dt is log-uniform in [0.3, 1]:
-    what is written, dt B u, is a hundred times as large next to the skip D u, and decays in some 20 to 70 positions.
-    This is ours, made for use with norm_eps and out_norm_eps; see `trainability` in docs/results.md.
+    Source. Gu and Dao 2312.00752, section 3.4. As published, A_n = -n, dt starts log-uniform in [dt_min, dt_max] and D
+    at one, and generic weight initialisation does not change them. init recall is ours, for use with norm_eps and
+    out_norm_eps: A_n = -0.05 and dt log-uniform in [0.3, 1]. Writes dt B u are then a hundred times as large relative
+    to the skip D u, and decay within some 20 to 70 positions; see `trainability` in docs/results.md.
 
     Args:
         d_model: width of input and output.
@@ -65,14 +65,14 @@ class SelectiveSSM(SequenceMixer):
         d_conv: width of the causal convolution.
         expand: d_inner = expand * d_model.
         dt_rank: rank of dt's projection; default d_model / 16, rounded up.
-        init: published or recall; where A and dt start.
-        dt_min, dt_max: range of dt at initialisation, log-uniform, at least 1e-4; default as init has it.
-        norm_eps: epsilon of an RMSNorm on B, on C and on dt before its projection to channels, as Jamba (Lieber et
-            al. 2403.19887, section 3.2) has them; default no norms.
-        out_norm_eps: epsilon of an RMSNorm before the output projection, as Mamba-2 has it; default no norm.
+        init: initial values of A and dt, published or recall.
+        dt_min, dt_max: range of dt at initialisation, log-uniform, at least 1e-4; the default depends on init.
+        norm_eps: epsilon of an RMSNorm on B, on C and on dt before its projection to channels, as in Jamba (Lieber et
+            al. 2403.19887, section 3.2); default no norms.
+        out_norm_eps: epsilon of an RMSNorm before the output projection, as in Mamba-2; default no norm.
 
     Raises:
-        ValueError: sizes that are not positive, an empty range of dt, an epsilon that is not positive.
+        ValueError: sizes that are not positive, an unknown init, an empty range of dt, an epsilon that is not positive.
     """
 
     undecayed = ("A_log", "D")
@@ -128,7 +128,7 @@ class SelectiveSSM(SequenceMixer):
             self.dt_proj.bias.copy_(draw_dt_bias(self.d_inner, self.dt_min, self.dt_max))
 
     def rank_law(self, seq_len: int) -> int:
-        # Decay, convolution and gate act on the channels between two fixed projections.
+        # Decay, convolution and gate act on single channels between two fixed projections.
         return self.d_inner
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> SelectiveState:
@@ -142,13 +142,13 @@ class SelectiveSSM(SequenceMixer):
         dt, B, C = self._dynamics(u)
         (dt,) = without_padding(lengths, dt, axis=1)  # a step of size zero leaves the state alone
         dt, B, C = coefficient(dt), coefficient(B), coefficient(C)
-        # The signs are right by construction; a NaN, of training that diverged, goes on to the loss, which is watched.
+        # The signs are right by construction. A NaN of diverged training reaches the loss, which is monitored.
         y, h = selective_scan(u, dt, -self.A_log.exp(), B, C, self.D, state.h, check=False)
         y = silu_gate(z, y)
         return self.out_proj(y if self.out_norm is None else self.out_norm(y)), SelectiveState(conv, h)
 
     def _dynamics(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """dt (batch, seq, d_inner), B and C (batch, seq, d_state)."""
+        """Return dt (batch, seq, d_inner), B and C (batch, seq, d_state)."""
         low_rank, B, C = self.x_proj(u).split((self.dt_rank, self.d_state, self.d_state), dim=2)
         if self.dt_b_c_norm is not None:
             low_rank, B, C = (norm(t) for norm, t in zip(self.dt_b_c_norm, (low_rank, B, C), strict=True))
@@ -160,11 +160,11 @@ class SelectiveSSM(SequenceMixer):
     ) -> Float[Tensor, "seq d_model"] | None:
         """Close the gates: repeat one token under which dt is nearly zero between a needle and the last position.
 
-        dt has dt_rank degrees of freedom, so no token closes every channel; the state of a closed one passes
-        undiminished. Tokens are drawn at growing lengths until one closes a quarter of the channels, through the
-        convolution's transients at both ends too (sum of dt |A| <= 1e-3 over seq_len), and leaves none to fade
-        slowly: the others are open, and forget at once. Needle and last token are random, and zeros stand before the
-        needle, so that it meets much the same state wherever it is.
+        dt has dt_rank degrees of freedom, so no token closes every channel; a closed channel keeps its state. Random
+        tokens are tried at growing norms until one closes a quarter of the channels: the sum of dt |A| over seq_len,
+        the convolution's transients at both ends included, is at most 1e-3. No other channel may fade slowly; the open
+        ones forget at once. Needle and last token are random. Zeros precede the needle, so that it meets nearly the
+        same state at any distance.
 
         Args:
             seq_len: length of the input.
@@ -172,7 +172,7 @@ class SelectiveSSM(SequenceMixer):
             generator: source of the draws, on the CPU; default seed 0.
 
         Returns:
-            The input, in the dtype and on the device of the weights; None if no drawn token closes enough channels.
+            The input, in the dtype and on the device of the weights; None if no candidate closes enough channels.
 
         Raises:
             ValueError: a distance outside 1..seq_len - 1.

@@ -1,4 +1,4 @@
-"""Softmax attention within a window: its state does not grow."""
+"""Sliding-window softmax attention, with a state of fixed size."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ Position = Literal["none", "rope", "alibi"]
 
 
 class SlidingState(NamedTuple):
-    keys: Tensor  # (batch, n_kv_heads, window - 1, d_head), right-aligned, rotated where positions are
+    keys: Tensor  # (batch, n_kv_heads, window - 1, d_head), right-aligned; rotated with position rope
     values: Tensor  # (batch, n_kv_heads, window - 1, d_head)
     seen: Tensor  # (batch,) positions so far
 
 
 class SlidingAttention(SequenceMixer):
-    """Softmax attention of each position over the last `window` positions, itself among them.
+    """Softmax attention of each position over the last `window` positions, including itself.
 
         y_i = sum_h W_O^h sum_{i - window < j <= i} softmax_j(q_i . k_j / sqrt(d_head) + bias) W_V^h x_j
 
-    Queries are taken in blocks of window, each of which sees its own slots and the window - 1 before it: time linear in
-    the sequence.
+    A block of `window` queries attends to its own slots and the window - 1 before it, so time is linear in the
+    sequence.
 
-    Coefficients. Queries and keys; W_ij is zero from lag window on. The output's bias, if any, is the offset.
+    Coefficients. Queries and keys; W_ij is zero from lag window on. With out_bias, the output's bias is the offset.
 
-    State. window - 1 keys and values for each key and value head, 2 (window - 1) n_kv_heads d_head numbers in the type
-    of the activations, and a count of the positions seen, whatever came before. It does not grow.
+    State. window - 1 keys and values per key and value head, 2 (window - 1) n_kv_heads d_head numbers in the dtype of
+    the activations, and the number of positions so far. It does not grow.
 
-    Interaction rank. n_heads: each W_ij is a combination of the maps W_O^h W_V^h. Heads that share keys and values are
-    as many maps still, up to d_model d_head a group. With window 1 the weights are all one: rank 1.
+    Interaction rank. n_heads: each W_ij is a combination of the maps W_O^h W_V^h. Heads that share keys and values
+    still have one map each, up to d_model d_head per group. With window 1 all weights are one: rank 1.
 
     Source. Beltagy et al. 2004.05150, the causal half of their window; RoPE of Su et al. 2104.09864, ALiBi of Press et
     al. 2108.12409.
@@ -49,15 +49,16 @@ class SlidingAttention(SequenceMixer):
         n_heads: query heads.
         d_head: width of a head; default d_model / n_heads.
         n_kv_heads: key and value heads, shared by groups of query heads; default n_heads.
-        window: positions that a query sees.
-        position: rope (Su et al. 2104.09864), alibi with learnable slopes (Press et al. 2108.12409), or none.
-        rope_base: base of rope's wavelengths; larger turns slower.
-        d_rope: channels of a head that rope turns, its first ones; default all.
-        out_bias: a bias after the output projection, as in Griffin (De et al. 2402.19427).
+        window: positions that a query attends to.
+        position: position encoding: rope (Su et al. 2104.09864), alibi with learned slopes (Press et al. 2108.12409),
+            or none.
+        rope_base: base of the RoPE wavelengths; a larger base rotates more slowly.
+        d_rope: rotary channels, the first ones of each head; default all.
+        out_bias: add a bias after the output projection, as in Griffin (De et al. 2402.19427).
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide, an odd d_head with rope, a d_rope that is
-            odd, too wide or without rope, an unknown position.
+        ValueError: sizes that are not positive, head counts that do not divide evenly, an odd d_head with rope, a
+            d_rope that is odd, too wide or used without rope, an unknown position.
     """
 
     undecayed = ("slopes",)

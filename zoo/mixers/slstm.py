@@ -1,4 +1,4 @@
-"""sLSTM: an LSTM with exponential gates and recurrent matrices of one block a head."""
+"""sLSTM: an LSTM with exponential gates and block-diagonal recurrent matrices, one block per head."""
 
 from __future__ import annotations
 
@@ -30,41 +30,41 @@ class SLSTMState(NamedTuple):
 
 
 class SLSTM(SequenceMixer):
-    """The sLSTM layer of xLSTM: exponential gates, a normaliser, and memory that mixes within a head.
+    """The sLSTM layer of xLSTM: exponential gates, a normaliser, and memory mixing within each head.
 
         x'       = silu(conv(x))
         log i, f = W_i x' + R_i h_{t-1} + b_i,  W_f x' + R_f h_{t-1} + b_f         W, R block-diagonal, a block per head
         z, o     = W_z x + R_z h_{t-1} + b_z,   W_o x + R_o h_{t-1} + b_o
         c_t      = sigmoid(f) c_{t-1} + i tanh(z),   n_t = sigmoid(f) n_{t-1} + i
         h_t      = sigmoid(o) c_t / n_t
-        y        = weight * LayerNorm(h), each head normed by itself
+        y        = weight * LayerNorm(h), each head normed separately
 
-    c and n are kept divided by exp(m), m_t = max(log i, log sigmoid(f) + m_{t-1}); h does not depend on it. At the
-    start R is zero, W normal with variance 2 / (5 d_model), b_f runs within a head from 5 down to -7 as 5 - 12 s^0.3, s
-    from 0 to 1, and the other biases are zero. Computed position by position.
+    c and n are stored divided by exp(m), with m_t = max(log i, log sigmoid(f) + m_{t-1}); h does not depend on m. R
+    starts at zero, W normal with variance 2 / (5 d_model), and b_f falls within a head from 5 to -7 as 5 - 12 s^0.3,
+    with s from 0 to 1; the other biases start at zero. Positions are computed one after the other.
 
-    Coefficients. i, sigmoid(f), tanh(z) / z, sigmoid(o) / n, 1 / the norm's standard deviation. The convolution reaches
-    the gates alone. The bias of z makes the offset c.
+    Coefficients. i, sigmoid(f), tanh(z) / z, sigmoid(o) / n, 1 / the norm's standard deviation. The convolution affects
+    only the gates. The bias of z makes the offset c.
 
     State. h, c, n and m, 4 d_model numbers, at least float32, and the convolution's last d_conv - 1 inputs. It does not
     grow with the sequence.
 
     Interaction rank. n_heads * d_head * (d_head - 1) for generic input and weights: the products of gates and dense R
-    fill a head's d_head^2 maps, of which the norm takes the mean over the head away. As initialised, with R zero, every
+    fill a head's d_head^2 maps, and the norm subtracts the mean over the head. At initialisation, with R zero, every
     channel has one map: d_model.
 
     Source. Beck et al. 2405.04517, section 2.2. As in NX-AI/xlstm, commit 032a6fb, xlstm/blocks/slstm/layer.py and
-    src/vanilla/slstm.py, at the first block of a stack; what its layer calls fgate makes i, and igate f.
+    src/vanilla/slstm.py, at the first block of a stack; their layer's fgate computes our i, and its igate our f.
 
     Not here. The projections, norm and residual of the block around the layer; biases of f that change over the depth.
 
     Args:
         d_model: width of input, h and output.
         n_heads: blocks of W and R.
-        d_conv: width of the causal convolution; 1 sees the position itself only.
+        d_conv: width of the causal convolution; 1 sees only the current position.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide, heads of one channel, whose norm is zero.
+        ValueError: sizes that are not positive, an n_heads that does not divide d_model, heads of one channel.
     """
 
     undecayed = ("bias", "recurrent", "norm_weight")
@@ -74,7 +74,7 @@ class SLSTM(SequenceMixer):
         require_positive(n_heads=n_heads, d_conv=d_conv)
         self.n_heads, self.d_head = n_heads, head_width(d_model, n_heads, None)
         if self.d_head == 1:
-            raise ValueError(f"a head needs two channels or more, got d_model={d_model} with n_heads={n_heads}")
+            raise ValueError(f"the norm of a head needs two channels or more: n_heads={n_heads}, d_model={d_model}")
         self.conv = ShortConv(d_model, d_conv, bias=True)
         self.weight = nn.Parameter(torch.empty(len(GATES), n_heads, self.d_head, self.d_head))
         self.recurrent = nn.Parameter(torch.empty(len(GATES), n_heads, self.d_head, self.d_head))

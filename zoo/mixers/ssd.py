@@ -26,7 +26,7 @@ _STARTS: dict[Init, tuple[tuple[float, float], tuple[float, float]]] = {
     "published": ((1e-3, 1e-1), (1, 16)),
     "recall": ((0.3, 1.0), (0.01, 0.16)),
 }
-"""The ranges of dt and A, log-uniform and uniform."""
+"""The initial ranges of dt (log-uniform) and of A (uniform)."""
 _WIDEST_HEAD = 64
 
 
@@ -53,57 +53,56 @@ class SSD(SequenceMixer):
         o_t = h_t^T C_t + D u_t                                    with n_levels: sum_l lambda_t^l h_t^l^T C_t + D u_t
         y   = out_proj(RMSNorm(silu(z) o))
 
-    B and C are shared by the heads of a group. d_head is 64, or the whole of d_inner where that is narrower.
+    The heads of a group share B and C.
 
-    With n_levels there are as many states in place of one (`log_linear_ssd`): a Fenwick tree over up to 2^(n_levels -
-    1) positions. Position t reads itself at level 0. At level l, if bit l - 1 of t is set, it reads the 2^(l-1)
-    positions that share with t all higher bits and have a zero there. The read-out is
+    With n_levels, each head has n_levels states instead of one (`log_linear_ssd`): a Fenwick tree over up to
+    2^(n_levels - 1) positions. Position t reads itself at level 0. At level l, if bit l - 1 of t is set, it reads the
+    2^(l-1) positions that have the same higher bits as t and a zero in that bit. The readout is
 
         o_t = sum_l lambda_t^l h_t^l^T C_t + D u_t,  lambda_t = softplus(s * W_l x_t)
 
-    so that recent positions stay apart from the older ones, which share a state in ever larger groups. A level costs as
-    much time and memory as the plain recurrence: at 1,024 positions a training step on a CPU has less than half of the
-    tokens a second of `gated_delta_net`.
+    so that recent positions remain separate, while older ones share a state in ever larger groups. A level costs as
+    much time and memory as the plain recurrence: at 1,024 positions, a training step on a CPU runs at less than half
+    the tokens per second of `gated_delta_net`.
 
-    Coefficients. sigmoid of the convolved u (the convolved u itself is the value), B, C, dt and lambda whole, silu(z),
-    1/rms. The convolution's bias makes the offset.
+    Coefficients. The sigmoid factor of u's SiLU, B, C, dt, lambda, silu(z), 1/rms. The convolution's bias makes the
+    offset.
 
     State. n_heads x d_state x d_head = expand * d_model * d_state numbers, at least float32, and the convolution's last
-    d_conv - 1 inputs of d_inner + 2 n_groups d_state channels. With n_levels, that many times the numbers, and the
-    positions so far; n_levels - 1 is at least log2 of the length. It does not grow.
+    d_conv - 1 inputs of d_inner + 2 n_groups d_state channels. With n_levels, n_levels times these numbers, and the
+    positions so far; n_levels - 1 must be at least log2 of the length. It does not grow.
 
-    Interaction rank. The recurrence itself: n_heads, since a head's W_ij is one number times W_O^h W_u^h, the skip D
-    included. Levels add none: lambda is a number too. In the block the convolution's taps, sigmoid(u) and silu(z) act
-    on channels: min(d_inner, d_model^2) for generic input.
+    Interaction rank. The recurrence itself: n_heads, since a head's W_ij is one number times W_O^h W_u^h, including the
+    skip D. Levels add none, since lambda is a number too. In the block, the convolution's taps, the SiLU of u and
+    silu(z) act on channels: min(d_inner, d_model^2) for generic input.
 
-    Source. Dao and Gu 2405.21060, section 7; levels of Guo et al. 2506.04761, flash-linear-attention, commit bc3b101,
-    fla/layers/log_linear_mamba2.py and fla/ops/log_linear_attn/naive.py, with s at one. As published, A starts uniform
-    in [1, 16], dt log-uniform in [1e-3, 1e-1] and D at one. With init recall, A starts uniform in [0.01, 0.16] and dt
-    log-uniform in [0.3, 1]: decays dt A of much the same sizes, and writes dt B u a hundred times as large next to the
-    skip D u. This is ours: with one seed it learns small recall at a learning rate of 1e-2, where the published start
-    needs 3e-2 or longer training; see `trainability` in docs/results.md.
+    Source. Dao and Gu 2405.21060, section 7; the levels follow Guo et al. 2506.04761, flash-linear-attention, commit
+    bc3b101, fla/layers/log_linear_mamba2.py and fla/ops/log_linear_attn/naive.py, with s starting at one. As published,
+    A starts uniform in [1, 16], dt log-uniform in [1e-3, 1e-1] and D at one. init recall is ours: A starts uniform in
+    [0.01, 0.16] and dt log-uniform in [0.3, 1]. The decays dt A have nearly the same sizes, and the writes dt B u are a
+    hundred times as large relative to the skip D u. With one seed it learns small recall at a learning rate of 1e-2;
+    the published start needs 3e-2 or longer training; see `trainability` in docs/results.md.
 
-    Not here. An upper limit of dt and the initial-state parameter, which the authors' code has, and sharding over
-    devices.
+    Not here. An upper limit of dt, the initial-state parameter and sharding over devices, which the authors' code has.
 
     Args:
         d_model: width of input and output.
         d_state: state size of a channel (N).
-        d_head: channels that share a decay; default 64, or all if there are fewer.
+        d_head: channels that share a decay; default the smaller of 64 and d_inner.
         n_groups: groups of heads that share B and C.
         d_conv: width of the causal convolution.
-        expand: d_inner = expand * d_model.
+        expand: ratio of the default d_inner to d_model.
         d_inner: width of u and z; default expand * d_model.
-        norm_groups: parts of d_inner that are normed each by itself; default n_groups, 0 for no norm.
+        norm_groups: equal parts of d_inner that are normed separately; default n_groups, 0 for no norm.
         norm_eps: epsilon of the norm.
-        dt_floor: the smallest dt of a position.
-        init: published or recall; where A and dt start.
-        dt_min, dt_max: range of dt at initialisation, log-uniform, at least 1e-4; default as init has it.
-        n_levels: states of each head, a Fenwick tree over up to 2^(n_levels - 1) positions; 0 for one state over all.
+        dt_floor: lower limit of dt.
+        init: initial values of A and dt, published or recall.
+        dt_min, dt_max: range of dt at initialisation, log-uniform, at least 1e-4; the default depends on init.
+        n_levels: states of each head, a Fenwick tree over up to 2^(n_levels - 1) positions; 0 for a single state.
 
     Raises:
-        ValueError: sizes that are not positive or do not divide, an empty range of dt; later a sequence of more
-            positions than the tree holds.
+        ValueError: sizes that are not positive or do not divide evenly, an unknown init, an empty range of dt, a
+            negative dt_floor; at run time, a sequence of more positions than the tree holds.
     """
 
     undecayed = ("A_log", "D", "dt_bias")
@@ -168,7 +167,7 @@ class SSD(SequenceMixer):
             self.D.fill_(1.0)
 
     def rank_law(self, seq_len: int) -> int:
-        # Convolution and gate act on the channels between two fixed projections.
+        # Convolution and gate act on single channels between two fixed projections.
         return self.d_inner
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> AnySSDState:

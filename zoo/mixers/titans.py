@@ -1,4 +1,4 @@
-"""Titans' long-term memory, linear: learned by gradient steps with momentum and weight decay, one step per position."""
+"""Titans' long-term memory, linear: gradient steps with momentum and weight decay, one step per position."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zoo.ops.momentum import momentum_delta_rule
 from zoo.ops.precision import Device, DType, accumulator
 from zoo.validate import head_width, require_positive
 
-_FIRST_DECAY_LOGIT = -4.6  # a decay of one in a hundred
+_FIRST_DECAY_LOGIT = -4.6  # logit of a decay of 1/100
 
 
 class TitansState(NamedTuple):
@@ -29,7 +29,7 @@ class TitansState(NamedTuple):
 
 
 class Titans(SequenceMixer):
-    """Linear memory that is learned while it is read: a gradient step per position, with momentum and weight decay.
+    """Linear memory trained at test time: one gradient step per position, with momentum and weight decay.
 
         q, k, v = silu(conv(W x)), q and k scaled to length one
         theta_t, eta_t, alpha_t = sigmoid(W_r x_t + c)                      step, momentum, decay per head
@@ -37,25 +37,25 @@ class Titans(SequenceMixer):
         S_t = (1 - alpha_t) S_{t-1} + Z_t
         y   = out_proj(sigmoid(W_g x) RMSNorm(S_t^T q_t / sqrt(d_head)))
 
-    Z is the step along the gradient of |S^T k - v|^2 / 2, plus a share of the step before it: a value that surprises
-    goes on being written at the positions after it. Without momentum and decay this is the delta rule, `delta_net`.
+    Z is the negative gradient step of |S^T k - v|^2 / 2 plus a share of the step before it, so a surprising value
+    continues to be written at later positions. Without momentum and decay this is the delta rule, `delta_net`.
 
-    Momentum can overshoot. Under a key that repeats, the memory swings about the value and converges for every step
+    Momentum can overshoot. Under a key that repeats, the memory oscillates about the value and converges for every step
     size up to one. If keys change, no bound on S is known.
 
-    Coefficients. q, k, theta, eta and alpha whole, sigmoid of the convolved values (which are themselves the value),
-    1/rms, the sigmoid of the output gate. The offset is zero.
+    Coefficients. q, k, theta, eta, alpha, the sigmoid factor of silu(v), 1/rms, the output gate's sigmoid. The offset
+    is zero.
 
-    State. Twice n_heads x d_head x d_head numbers, at least float32, and the convolution's last d_conv - 1 inputs of
-    3 n_heads d_head channels. It does not grow.
+    State. Twice n_heads x d_head x d_head numbers, at least float32, and the convolution's last d_conv - 1 inputs of 3
+    n_heads d_head channels. It does not grow.
 
-    Interaction rank. The recurrence itself: n_heads. Momentum doubles the state and no operator: a value enters memory
-    and momentum under the same key, so that a pair of positions remains one number per head. Convolution, SiLU and gate
-    act on the channels of the values: min(n_heads * d_head, d_model^2) for generic input.
+    Interaction rank. The recurrence itself: n_heads. Momentum doubles the state but adds no operator: a value enters
+    memory and momentum under the same key, so a pair of positions still has one number per head. Convolution, SiLU and
+    gate act on the channels of the values: min(n_heads * d_head, d_model^2) for generic input.
 
     Source. Behrouz et al. 2501.00663, sections 3.1 and 4.4, with a memory of one layer and a gradient for each
     position; lucidrains/titans-pytorch, commit cc016eb, titans_pytorch/neural_memory.py. Three departures: the memory
-    starts at zero, where that code learns its start; the gate is per channel, where that code has one per head; step
+    starts at zero, while that code learns its start; the gate is per channel, while that code has one per head; step
     size and momentum start at 1/2 and the decay at 1/100, which the paper leaves open.
 
     Not here. Memories of several layers, whose gradient is not linear in the memory, and the paper's persistent tokens
@@ -65,10 +65,10 @@ class Titans(SequenceMixer):
         d_model: width of input and output.
         n_heads: heads.
         d_head: width of a head; default d_model / n_heads.
-        d_conv: width of the causal convolution; 1 sees the position itself only.
+        d_conv: width of the causal convolution; 1 sees only the current position.
 
     Raises:
-        ValueError: sizes that are not positive, heads that do not divide.
+        ValueError: sizes that are not positive, an n_heads that does not divide d_model.
     """
 
     def __init__(self, d_model: int, n_heads: int = 2, d_head: int | None = None, d_conv: int = 4) -> None:
@@ -91,7 +91,7 @@ class Titans(SequenceMixer):
         nn.init.constant_(self.rate_proj.bias[2 * self.n_heads :], _FIRST_DECAY_LOGIT)
 
     def rank_law(self, seq_len: int) -> int:
-        # One per head for the recurrence; convolution, SiLU and gate act on the channels of its values.
+        # The recurrence has one per head; convolution, SiLU and gate act on each channel of its values.
         return self.n_heads * self.d_head
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> TitansState:
