@@ -115,6 +115,11 @@ def test_options_that_fit_no_member_are_refused(options: dict[str, object], mess
         MIXERS["hybrid"].create(8, options)
 
 
+def test_a_misspelt_option_of_a_parallel_hybrid_is_corrected() -> None:
+    with refused(r"unknown option of parallel_hybrid 'merg' \(did you mean 'merge'\?\)"):
+        create_mixer("parallel_hybrid", 8, merg="sum")
+
+
 def test_an_entry_may_set_options_of_its_class() -> None:
     kda, gdn2 = create_mixer("kda", 8), create_mixer("gdn2", 8)
     assert type(kda) is type(gdn2)

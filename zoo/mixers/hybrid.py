@@ -71,10 +71,18 @@ class Hybrid(SequenceMixer):
         self.blocks = Stack(ResidualBlock(mixer) for mixer in _members(self.distribute(pattern, {}), d_model))
 
     @staticmethod
-    def distribute(pattern: Pattern, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def distribute(
+        pattern: Pattern, options: Mapping[str, Any], owner: str = "hybrid", own: Sequence[str] = ("pattern",)
+    ) -> list[dict[str, Any]]:
         """Return the pattern as complete entries `{name, **options}`, with `options` distributed to the members.
 
         An entry's own options take precedence over options given by member, and those over bare options.
+
+        Args:
+            pattern: the pattern.
+            options: options of members, by member or bare.
+            owner: name of the mixer that has the pattern, for errors.
+            own: its own options, for errors.
 
         Raises:
             ValueError: as for the class.
@@ -103,7 +111,7 @@ class Hybrid(SequenceMixer):
         for key, value in options.items():
             if key not in declared and not any(key in valid for valid in declared.values()):
                 every = [*members, *dict.fromkeys(name for valid in declared.values() for name in valid)]
-                raise ValueError(unknown("option of hybrid", key, ["pattern", *every]))
+                raise ValueError(unknown(f"option of {owner}", key, [*own, *every]))
             if key in declared and not isinstance(value, Mapping):
                 raise ValueError(f"options of the member {key} must be a mapping, got {value!r}")
         bare = {key: value for key, value in options.items() if key not in declared}

@@ -66,7 +66,8 @@ class ParallelHybrid(SequenceMixer):
     def create(cls, d_model: int, options: Mapping[str, Any]) -> Self:
         rest = dict(options)
         pattern, merge = rest.pop("pattern", DEFAULT_PATTERN), rest.pop("merge", "mean")
-        return cls(d_model, Hybrid.distribute(pattern, rest), merge)
+        entries = Hybrid.distribute(pattern, rest, owner="parallel_hybrid", own=("pattern", "merge"))
+        return cls(d_model, entries, merge)
 
     def mixers(self) -> list[SequenceMixer]:
         """Return the members, in order."""
