@@ -1,4 +1,4 @@
-"""The mathematics of the mixers, once each, as pure functions on tensors. Importing it imports nothing else."""
+"""The mathematics of the mixers as pure functions of tensors. Importing this package loads none of its modules."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Norms and nonlinearities, each split into an input-dependent coefficient and a value.
 
-Off the CPU they are torch's fused kernels while no coefficient is asked for: each reads its input once.
+Off the CPU, torch's fused kernels run unless coefficients are requested: they read their input once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from zoo.ops.transforms import on_cpu
 
 
 def fused(t: Tensor) -> bool:
-    """Return whether torch's fused kernels may stand for a coefficient and its value."""
+    """Return whether torch's fused kernels may replace the product of a coefficient and a value."""
     return not on_cpu(t) and not coefficients.active()
 
 
@@ -39,7 +39,7 @@ def silu_gate(z: Float[Tensor, "*shape"], value: Float[Tensor, "*shape"]) -> Flo
 def gelu_gate(
     z: Float[Tensor, "*shape"], value: Float[Tensor, "*shape"], approximate: str = "tanh"
 ) -> Float[Tensor, "*shape"]:
-    """gelu(z) value, GELU approximated by tanh unless `approximate` is none: all of gelu(z) is the coefficient."""
+    """gelu(z) value, with the tanh approximation unless `approximate` is none: all of gelu(z) is the coefficient."""
     return coefficient(F.gelu(z, approximate=approximate)) * value
 
 
@@ -54,31 +54,31 @@ def tanh(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def tanhc(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """tanh(u) / u, continued through zero by its Taylor series, so that value and gradient stay exact there."""
+    """tanh(u) / u, with a Taylor series around zero, so that value and gradient are exact there."""
     square = u * u
     series = 1 - square / 3 * (1 - square * 2 / 5 * (1 - square * 17 / 42))
     small = square < 1e-4
-    away = torch.where(small, torch.ones_like(u), u)
-    return torch.where(small, series, torch.tanh(away) / away)
+    safe = torch.where(small, torch.ones_like(u), u)
+    return torch.where(small, series, torch.tanh(safe) / safe)
 
 
 def half_linear(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """u + 1/2 from zero on, sigmoid(u) below (Feng et al. 2410.01201, appendix B.3): positive and continuous.
+    """u + 1/2 for u >= 0, sigmoid(u) below (Feng et al. 2410.01201, appendix B.3): positive and continuous.
 
-    So it is the larger of the two. Split into slope(u) u + 1/2, of which the slope is the coefficient: one from zero
-    on, (sigmoid(u) - 1/2) / u below.
+    It equals the larger of the two. Split into slope(u) u + 1/2 with the slope as the coefficient: one for u >= 0,
+    (sigmoid(u) - 1/2) / u below.
     """
-    if not coefficients.active():  # the same numbers, a quarter of the operations
+    if not coefficients.active():  # the same numbers in a quarter of the operations
         return torch.clamp(u + 0.5, min=torch.sigmoid(u))
     below = tanhc(u.clamp(max=0) / 2) / 4
     return coefficient(torch.where(u >= 0, torch.ones_like(u), below)) * u + 0.5
 
 
 def heavy_tail(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """1 + u from zero on, 1 / (1 - u) below: positive, with slope one at zero and a tail that falls slowly.
+    """1 + u for u >= 0, 1 / (1 - u) below: positive, with slope one at zero and a slowly falling tail.
 
-    A rate that training may drive far below zero keeps a gradient, where softplus decays exponentially
-    (state-spaces/mamba, commit c69aaab).
+    A rate that training drives far below zero keeps a gradient; softplus would decay exponentially (state-spaces/mamba,
+    commit c69aaab).
     """
     return (1 + F.relu(u)) / (1 - u.clamp(max=0))
 
@@ -86,7 +86,7 @@ def heavy_tail(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 def rms_norm(
     x: Float[Tensor, "*batch d"], weight: Float[Tensor, "*groups d"], eps: float = 1e-5
 ) -> Float[Tensor, "*batch d"]:
-    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 1910.07467, eq. 4), the mean in at least float32."""
+    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 1910.07467, eq. 4), with the mean in at least float32."""
     if fused(x) and x.dtype == weight.dtype and weight.dim() == 1:
         return F.rms_norm(x, weight.shape, weight, eps)
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
@@ -97,7 +97,7 @@ def rms_norm(
 def layer_norm(
     x: Float[Tensor, "*batch d"], weight: Float[Tensor, " d"], bias: Float[Tensor, " d"], eps: float = 1e-5
 ) -> Float[Tensor, "*batch d"]:
-    """(x - mean) / sqrt(var + eps) * weight + bias (Ba et al. 1607.06450), split as `group_norm` is."""
+    """(x - mean) / sqrt(var + eps) * weight + bias (Ba et al. 1607.06450), split as in `group_norm`."""
     if fused(x) and x.dtype == weight.dtype:
         return F.layer_norm(x, weight.shape, weight, bias, eps)
     return group_norm(x, 1, weight, eps) + bias
@@ -106,7 +106,7 @@ def layer_norm(
 def group_norm(
     x: Float[Tensor, "*batch d"], n_groups: int, weight: Float[Tensor, " d"], eps: float = 1e-5
 ) -> Float[Tensor, "*batch d"]:
-    """(x - mean) / sqrt(var + eps) * weight, each of n_groups parts by itself (Wu and He 1803.08494).
+    """(x - mean) / sqrt(var + eps) * weight, for each of n_groups parts separately (Wu and He 1803.08494).
 
     1 / sqrt(var + eps) is the coefficient, in at least float32; the mean is linear in x.
     """
@@ -120,5 +120,5 @@ def group_norm(
 def _mean_square(t: Float[Tensor, "*shape d"]) -> Float[Tensor, "*shape 1"]:
     if not on_cpu(t):
         return t.square().mean(-1, keepdim=True)
-    # One operation more, but the gradients of square() and mean() write out a power and an expanded mean.
+    # One operation more, but the gradients of square() and mean() would materialise a power and an expanded mean.
     return (t * t).sum(-1, keepdim=True) / t.shape[-1]

@@ -1,7 +1,7 @@
-"""The state between chunks of a linear recurrence: chunk after chunk on the CPU, one Triton kernel on CUDA.
+"""The state between chunks of a linear recurrence: one chunk after the other on the CPU, one Triton kernel on CUDA.
 
-Other devices, float64 and transforms of torch.func combine chunks pairwise, in log2(chunks) steps. There operands are
-rounded once; the maps of several chunks and the states are multiplied as they are.
+Other devices, float64 and transforms of torch.func combine chunks pairwise, in log2(chunks) steps. There, operands are
+rounded once; the maps of several chunks and the states are multiplied unrounded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zoo.ops.ranks import Act, Entering, spread
 from zoo.ops.transforms import compiling, kernels_suffice, on_cpu, transformed
 
 Carried = tuple[Tensor, Tensor, Tensor | None]
-"""The state that enters each chunk, the one after the last, and what each chunk writes after it has erased."""
+"""The state that enters each chunk, the final state, and the values that each chunk writes, if it erases."""
 
 
 def decayed_states(
@@ -29,7 +29,7 @@ def decayed_states(
     """S_{c+1} = decay_c S_c + added_c, chunk after chunk.
 
     Returns:
-        The state that enters each chunk, and the one after the last.
+        The state that enters each chunk, and the state after the last.
     """
     entering, final, _ = _carried(None, state, decay, added, None, None, None, None)
     return entering, final
@@ -50,12 +50,12 @@ def erased_states(
 ]:
     """S_{c+1} = decay_c S_c + keys_c written_c, where written_c = values_c - sought_c S_c.
 
-    With `across`, for an even d_key, + across_c P S_c, where P swaps the upper and the lower half of the rows: the
-    state is two matrices, each of which feeds the other. Operands of the products are rounded to the type `rounded`
+    `across` adds across_c P S_c, where P swaps the upper and lower half of the rows (d_key must be even): the state is
+    then two matrices that feed each other. Operands of the products are rounded to the dtype `rounded`
     (`zoo.ops.precision.rounded_type`); sums and states are not.
 
     Returns:
-        The state that enters each chunk, what each chunk writes, and the state after the last.
+        The state that enters each chunk, the values that each chunk writes, and the state after the last.
     """
     entering, final, written = _carried(rounded, state, decay, None, keys, sought, values, across)
     assert written is not None
@@ -65,16 +65,17 @@ def erased_states(
 def joined_in_pairs(
     act: Act, state: Tensor, maps: Tensor, added: Tensor, levels: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """S_{c+1} = act(maps_c, S_c) + added_c: two chunks are joined into one, which leaves half of them to carry over.
+    """S_{c+1} = act(maps_c, S_c) + added_c, by joining pairs of chunks into one, again and again.
 
-    Joined `levels` times, what is left goes to `decayed_states`; by default they are joined until one is left.
+    After `levels` rounds of joining, `decayed_states` handles the remaining chunks. By default joining goes on until
+    one chunk is left.
     """
     if levels == 0:
         return decayed_states(state, maps, added)
     chunks = added.shape[2]
     if chunks == 1:
         final = _applied(act, maps[:, :, 0], state, added[:, :, 0])
-        return torch.stack((state,), dim=2), final  # an op returns no argument
+        return torch.stack((state,), dim=2), final  # a copy, since an op must not return its argument
     pairs = chunks // 2 * 2
     (first_map, second_map), (first, second) = ((t[:, :, :pairs:2], t[:, :, 1:pairs:2]) for t in (maps, added))
     both = act(second_map, first_map), _applied(act, second_map, first, second)
@@ -99,7 +100,7 @@ def _entering(entering: Entering, kind: DType, *given: Any) -> Tensor:
     empty = torch.zeros_like(state)
     if keys is None:
         return entering(torch.mul, decay.prod(2), _on_one_rank(kind, empty, *given[1:])[1])
-    # Side by side, an empty state to which the values are written, and unit vectors to which nothing is.
+    # Side by side: an empty state that receives the values, and unit vectors that receive nothing.
     unit = torch.eye(state.shape[2], dtype=state.dtype, device=state.device).expand(*state.shape[:2], -1, -1)
     starts, values = torch.cat((empty, unit), dim=3), F.pad(values, (0, state.shape[2]))
     _, ends, _ = _on_one_rank(kind, starts, decay, added, keys, sought, values, across)
@@ -108,22 +109,23 @@ def _entering(entering: Entering, kind: DType, *given: Any) -> Tensor:
 
 
 def _on_one_rank(kind: DType, *given: Tensor | None) -> Carried:
-    if transformed():  # which derives its own backward
+    if transformed():  # torch.func derives the backward pass itself
         return _run(*_rounded(kind, *given), False)
     return _Carry.apply(kind, *given, False)
 
 
 def _rounded(kind: DType, *given: Any) -> tuple[Any, ...]:
-    """Round keys and sought, after which the recurrence rounds the other operands of its products."""
+    """Round keys and sought; the recurrence then rounds the other operands of its products."""
     return given if kind is None else (*given[:3], *(t.to(kind) for t in given[3:5]), *given[5:])
 
 
 class _Carry(torch.autograd.Function):
-    """Both recurrences; if `backwards`, from the last chunk to the first, with the opposite sign of sought and keys.
+    """Both recurrences; if `backwards`, from the last chunk to the first, with the signs of sought and keys reversed.
 
-    Their adjoint is the same recurrence the other way round, so that it can be differentiated again: S is the gradient
-    of the state, `added` that of the entering states; keys and sought change places. Left to autograd, each chunk would
-    have its own small products for the gradients of its coefficients; here one does for all.
+    The adjoint is the same recurrence in the other direction, so it can be differentiated again: S becomes the gradient
+    of the state, `added` the gradients of the entering states, and keys and sought change places. With plain autograd,
+    every chunk would have small products of its own for the gradients of its coefficients; here one product computes
+    all.
     """
 
     @staticmethod
@@ -154,12 +156,12 @@ class _Carry(torch.autograd.Function):
 
 
 def _swapped(t: Tensor | None, axis: int) -> Any:
-    """`t` with the halves of an axis swapped."""
+    """Return `t` with the halves of an axis swapped."""
     return None if t is None else t.roll(t.shape[axis] // 2, axis)
 
 
 def _run(*given: Any) -> Carried:
-    """S_{c+1} = decay_c S_c + across_c P S_c + added_c + keys_c (values_c - sought_c S_c): the parts that are given.
+    """S_{c+1} = decay_c S_c + across_c P S_c + added_c + keys_c (values_c - sought_c S_c), for the given terms.
 
     If `backwards`, S_{c-1} = decay_c S_c + across_c P S_c + added_c - keys_c (values_c + sought_c S_c).
     """
@@ -236,7 +238,7 @@ def _applied(act: Act, over: Tensor, state: Tensor, added: Tensor) -> Tensor:
     return torch.addcmul(added, over, state) if act is torch.mul else act(over, state) + added
 
 
-# One operation to a compiler each, the kernels and the loop over chunks. `_Carry` differentiates them.
+# Each is one operation to a compiler, whether kernel or loop over chunks. `_Carry` differentiates them.
 
 
 @torch.library.custom_op(

@@ -1,15 +1,15 @@
-"""The state between chunks as Triton kernels, `zoo.ops.carry` on CUDA: one launch for any number of chunks.
+"""The state between chunks as Triton kernels (`zoo.ops.carry` on CUDA): one launch for any number of chunks.
 
-    decayed    S_{c+1} = decay_c S_c + added_c                               number by number, real or complex
+    decayed    S_{c+1} = decay_c S_c + added_c                               element by element, real or complex
     erased     S_{c+1} = decay_c S_c + added_c + keys_c written_c            written_c = values_c - sought_c S_c
-               and across_c P S_c, with P the swap of the upper and lower half of the rows
+               plus across_c P S_c, where P swaps the upper and lower half of the rows
 
-In `erased` a program has one head of one row and a block of value channels, which share nothing. It reads the entering
-state again in tiles of keys, from where it has written it a moment before and where the processor's cache holds it:
-so any number of keys fits. Products are in full float32, or in tf32 where torch's switch allows it. If keys and sought
-are narrower, the other operands are rounded to their type; sums and states are float32. Inputs are read by their
-strides. `backwards`: last chunk first, and keys and sought with the opposite sign. Under TRITON_INTERPRET=1 the same
-code runs on the CPU.
+In `erased` a program handles one head of one row and a block of value channels, which are independent. It reads the
+entering state in tiles of keys, from the place where it has just written it and where it is still cached, so any number
+of keys fits. Products are in full float32, or in tf32 if torch allows it. If keys and sought have a narrower dtype, the
+other operands are rounded to it; sums and states are float32. Inputs may have any strides. `backwards` runs from the
+last chunk to the first, with the signs of keys and sought reversed. Under TRITON_INTERPRET=1 the same code runs on the
+CPU.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-NUMBERS = 256  # of a state, in a program of `decayed`
-KEYS, VALUES = 64, 32  # the tile of a state in `erased`
+NUMBERS = 256  # elements of a state per program of `decayed`
+KEYS, VALUES = 64, 32  # tile of a state in `erased`
 
 
-# `no_type_check` on the kernels keeps the tests' shape checker away: triton reads their source, not the functions.
+# `no_type_check` hides the kernels from the tests' shape checker: triton compiles their source, not the functions.
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def _decayed(
     number = (tl.program_id(0) % blocks) * NUMBERS + tl.arange(0, NUMBERS)
     real = number < d_key * d_value
     key, value = number // d_value, number % d_value
-    PARTS: tl.constexpr = 2 if COMPLEX else 1  # the imaginary part lies beside the real one
+    PARTS: tl.constexpr = 2 if COMPLEX else 1  # real and imaginary parts are adjacent
     decay_ptr += row * decay_row + head * decay_head + key * decay_key + value * decay_value
     added_ptr += row * added_row + head * added_head + key * added_key + value * added_value
     at = sequence * d_key * d_value + number
@@ -110,7 +110,7 @@ def _erased(
         next_ptr = entering_ptr + following * d_key * d_value
         if step == chunks - 1:
             next_ptr = final_ptr
-        if step == 0:  # the state moves to where the other chunks find theirs
+        if step == 0:  # copy the state to where the later chunks find theirs
             for first in range(0, d_key, KEYS):
                 at = first + k[:, None]
                 inside = (at < d_key) & (v < d_value)
@@ -150,11 +150,11 @@ def _erased(
             if ADDED:
                 s += tl.load(added_ptr + chunk * added_chunk + at[:, None] * added_key, mask=inside, other=0.0)
             tl.store(next_ptr + at[:, None] * d_value, s, mask=inside)
-        tl.debug_barrier()  # the next chunk reads numbers that other threads have written
+        tl.debug_barrier()  # the next chunk reads elements that other threads have written
 
 
 def decayed_states(state: Tensor, decay: Tensor, added: Tensor, backwards: bool) -> tuple[Tensor, Tensor]:
-    """Return the state that enters each chunk, and the one after the last."""
+    """Return the state that enters each chunk, and the state after the last."""
     batch, heads, chunks, d_key, d_value = added.shape
     state = state.contiguous()
     entering, final = state.new_empty(added.shape), torch.empty_like(state)
@@ -178,7 +178,7 @@ def erased_states(
     across: Tensor | None,
     backwards: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the state that enters each chunk, the one after the last, and what each chunk writes."""
+    """Return the state that enters each chunk, the state after the last, and the values that each chunk writes."""
     batch, heads, chunks, size, d_value = values.shape
     d_key, state = state.shape[2], state.contiguous()
     entering, final = state.new_empty(batch, heads, chunks, d_key, d_value), torch.empty_like(state)
@@ -193,12 +193,12 @@ def erased_states(
     tiles = {"SIZE": max(16, triton.next_power_of_2(size)), "KEYS": KEYS, "VALUES": VALUES}
     tiles |= {"BACKWARDS": backwards, "ADDED": added is not None, "ACROSS": across is not None}
     tiles |= {"PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"}
-    # On an H100 ptxas 12.8, of Triton 3.6, makes wrong code of narrow products by four warps, with two it is right.
+    # On an H100, ptxas 12.8 (Triton 3.6) miscompiles products of narrow types with four warps, but not with two.
     tiles |= {"num_warps": 4 if keys.dtype == state.dtype else 2}
     _launch(_erased, grid, *inputs, entering, final, written, heads, chunks, size, d_key, d_value, *strides, **tiles)
     return entering, final, written
 
 
 def _launch(kernel: Any, grid: tuple[int], *given: Any, **sizes: Any) -> None:
-    with torch.cuda.device_of(given[0]):  # triton launches on the current device, whatever the tensors' own
+    with torch.cuda.device_of(given[0]):  # triton launches on the current device, not on the tensors'
         kernel[grid](*given, **sizes, enable_fp_fusion=True)

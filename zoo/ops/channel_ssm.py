@@ -1,4 +1,4 @@
-"""A bank of linear time-invariant state space models, one for each channel, with diagonal dynamics."""
+"""Linear time-invariant state space models with diagonal dynamics, one per channel."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def channel_ssm(
     state: Complex[Tensor, "batch channels d_state"],
     lengths: Int[Tensor, " batch"] | None = None,
 ) -> tuple[Float[Tensor, "batch seq channels"], Complex[Tensor, "batch channels d_state"]]:
-    """h_t = exp(log_decay) h_{t-1} + gain x_t, y_t = Re(C . h_t), each channel by itself.
+    """h_t = exp(log_decay) h_{t-1} + gain x_t, y_t = Re(C . h_t), for each channel separately.
 
-    Within a chunk a convolution with Re(sum C gain exp(tau log_decay)), between chunks the state (the two views of
-    Gu et al. 2111.00396, section 2): the states of single positions are never made. All chunks at once, in real matrix
-    products: a complex state is stored as pairs of real numbers.
+    Within a chunk this is a convolution with Re(sum C gain exp(tau log_decay)); between chunks the state is carried
+    (the two views of Gu et al. 2111.00396, section 2). The states of single positions are never computed. All chunks
+    are computed at once, in real matrix products: complex numbers are stored as pairs of real ones.
 
     Args:
         x: input.
         log_decay: logarithm of the decays, real part at most zero for a stable recurrence.
         gain: factor of the input in each state.
-        C: how each state is read.
-        state: h before the first position; its precision is the one computed in.
+        C: weight of each state in the output.
+        state: h before the first position; its dtype sets the precision of the computation.
         lengths: valid positions of each row; x is zero beyond them.
 
     Returns:
@@ -65,7 +65,7 @@ def channel_ssm(
     with full_precision(x.device):
         decays = powers(log_decay, size + 1)  # (channels, size + 1, d_state)
         writing = _pairs(gain.unsqueeze(1) * decays[:, :-1].flip(1))  # (channels, size, 2 d_state)
-        reading = _pairs((C.unsqueeze(1) * decays).conj())  # Re(c h) is the scalar product of the pairs of c* and h
+        reading = _pairs((C.unsqueeze(1) * decays).conj())  # Re(c h) is the dot product of the pairs of c* and h
         kernel = (reading[:, :-1] @ _pairs(gain).unsqueeze(2)).squeeze(2)
         chunks = F.pad(x.to(kernel.dtype), (0, 0, 0, -seq_len % size)).unflatten(1, (n_chunks, size))
         inputs = rearrange(chunks, "batch chunk t channel -> channel (batch chunk) t")
@@ -78,7 +78,7 @@ def channel_ssm(
         y = rearrange(y, "channel batch chunk t -> batch (chunk t) channel")[:, :seq_len]
         if lengths is None and seq_len % size == 0:
             return y, final.squeeze(3).transpose(0, 1)
-        # The last chunk is not full: its state sums its own positions, moved to its end, and the entering state.
+        # Rows end inside a chunk: the final state is the entering state, decayed, plus that chunk's own positions.
         lengths = x.new_full((batch,), seq_len, dtype=torch.long) if lengths is None else lengths
         row, last = torch.arange(batch, device=x.device), (lengths - 1).clamp(min=0) // size
         rest = lengths - last * size
@@ -88,10 +88,10 @@ def channel_ssm(
 
 
 def _pairs(t: Complex[Tensor, "*batch n"]) -> Float[Tensor, "*batch two_n"]:
-    """Return real and imaginary part of each number, side by side."""
+    """Return the real and imaginary part of each number, side by side."""
     return torch.view_as_real(t.resolve_conj()).flatten(-2)
 
 
 def _numbers(t: Float[Tensor, "*batch two_n"]) -> Complex[Tensor, "*batch n"]:
-    """Return the complex numbers whose `_pairs` these are."""
+    """Return the complex numbers of which `t` holds the `_pairs`."""
     return torch.view_as_complex(t.unflatten(-1, (-1, 2)))

@@ -1,4 +1,4 @@
-"""Shared parts of chunked recurrences: the sequence in chunks, and decays between positions."""
+"""Shared parts of chunked recurrences: cutting a sequence into chunks, and decays between positions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from torch import Tensor
 
 from zoo.ops.precision import widest
 
-# Below the logarithm of the smallest number of any type: the exponential is exactly zero.
-_CLEARED = -1e3
+_CLEARED = -1e3  # a log-decay whose exponential is exactly zero in every dtype
 
 
 def halvable(seq_len: int, most: int) -> int:
-    """Return the size of a chunk that is halved repeatedly: the power of two that holds `seq_len`, up to `most`."""
+    """Return the chunk size for repeated halving: the smallest power of two that holds `seq_len`, up to `most`."""
     size = 1
     while size < min(most, seq_len):
         size *= 2
@@ -24,18 +23,18 @@ def halvable(seq_len: int, most: int) -> int:
 def into_chunks(
     t: Inexact[Tensor, "batch heads seq width"], size: int
 ) -> Inexact[Tensor, "batch heads chunks size width"]:
-    """Return the sequence cut into chunks of `size`, the last one filled up with zeros."""
+    """Return the sequence cut into chunks of `size`, the last one padded with zeros."""
     missing = -t.shape[2] % size
-    t = F.pad(t, (0, 0, 0, missing)) if missing else t  # padding by nothing would copy
+    t = F.pad(t, (0, 0, 0, missing)) if missing else t  # a pad of zero width would copy
     return t.unflatten(2, (t.shape[2] // size, size))
 
 
 def chunk_decays(
     step: Float[Tensor, "*batch size"],
 ) -> tuple[Float[Tensor, "*batch size size"], Float[Tensor, "*batch size"], Float[Tensor, "*batch size"]]:
-    """exp of the log-decays added up: after j up to i at (i, j), from the chunk's start up to i, after j to its end.
+    """Return the exponentials of summed log-decays: over j+1..i at (i, j), from the start to i, and after j to the end.
 
-    Every sum consists of its own steps, so that none loses digits to others. Entries above the diagonal are zero.
+    Each sum is accurate by itself: it loses no digits to steps outside it. Entries above the diagonal are zero.
     """
     if widest(step.device) == step.dtype:
         until_end = F.pad(step[..., 1:], (0, 1)).flip(-1).cumsum(-1).flip(-1)
@@ -48,9 +47,9 @@ def chunk_decays(
 def segment_sums(t: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size size"]:
     """Entry (i, j) is t_{j+1} + ... + t_i for j <= i and minus infinity above the diagonal.
 
-    As a difference of two cumulative sums in float32 it would lose its digits where much has gone before. In float64
-    the difference keeps more of them than float32 has, as long as no term is so negative that its exponential is zero
-    anyway. Without a wider type (float64 itself, Apple's GPUs) each sum is added up by itself.
+    In float32, a difference of two cumulative sums would lose its digits after a long prefix. In float64 the difference
+    keeps more digits than float32 has, unless a term is so negative that its exponential is zero anyway. Without a
+    wider dtype (float64 itself, Apple's GPUs) each sum is computed separately.
     """
     if widest(t.device) != t.dtype:
         return _differences(running_sum(t), t.dtype)
@@ -61,7 +60,7 @@ def segment_sums(t: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size 
 
 
 def running_sum(t: Float[Tensor, "*batch size"]) -> Float[Tensor, "*batch size"]:
-    """Return the sum up to each entry in the widest type, in which differences of two sums keep float32's digits."""
+    """Return cumulative sums in the widest dtype, so that differences between them keep float32's digits."""
     return t.clamp(min=_CLEARED).to(widest(t.device)).cumsum(-1)
 
 

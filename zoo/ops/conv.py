@@ -1,4 +1,4 @@
-"""Causal depthwise convolution with a state; on CUDA one Triton kernel."""
+"""Causal depthwise convolution with a state; one Triton kernel on CUDA."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def causal_conv(
     tail: Float[Tensor, "batch past channels"],
     lengths: Int[Tensor, " batch"] | None = None,
 ) -> tuple[Float[Tensor, "batch seq channels"], Float[Tensor, "batch past channels"]]:
-    """y_i = bias + sum_k weight[:, k] x_{i - (width - 1) + k}: each channel by itself, the last tap is lag zero.
+    """y_i = bias + sum_k weight[:, k] x_{i - (width - 1) + k}: each channel separately; the last tap is lag zero.
 
     Args:
         x: the chunk.
@@ -49,7 +49,7 @@ def previous(
     last: Float[Tensor, "batch 1 channels"],
     lengths: Int[Tensor, " batch"] | None = None,
 ) -> tuple[Float[Tensor, "batch seq channels"], Float[Tensor, "batch 1 channels"]]:
-    """Return the input before each position, `last` before the first one, and the last input of each row."""
+    """Return the input before each position (`last` before the first one), and the last input of each row."""
     taps = torch.arange(1, -1, -1, dtype=x.dtype, device=x.device).expand(x.shape[2], 2)
     return causal_conv(x, taps, None, last, lengths)
 
@@ -74,12 +74,12 @@ def _by_taps(window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else y + bias
 
 
-def _of_parts(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor) -> Tensor:
+def _by_taps_from_tail(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor) -> Tensor:
     return _by_taps(torch.cat((tail, x), dim=1), weight, bias).to(x.dtype)
 
 
 class _Kernel(torch.autograd.Function):
-    """`_by_taps` as Triton compiles it."""
+    """`_by_taps` as a Triton kernel."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor) -> Tensor:
@@ -90,12 +90,12 @@ class _Kernel(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, tail = given = ctx.saved_tensors
         if torch.is_grad_enabled():
-            return differentiable_again(_of_parts, given, ctx.needs_input_grad, grads)
+            return differentiable_again(_by_taps_from_tail, given, ctx.needs_input_grad, grads)
         of_x, of_weight, of_bias, of_tail = _convolved_backward(grads[0], x, weight, tail)
         return of_x, of_weight, None if bias is None else of_bias, of_tail
 
 
-# The kernels are custom ops: one operation to a compiler.
+# The kernels are custom ops, so that a compiler sees one operation.
 
 
 @torch.library.custom_op(

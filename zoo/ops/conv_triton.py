@@ -1,7 +1,7 @@
-"""The causal convolution of `zoo.ops.conv` as Triton kernels, for CUDA: each tensor is read and written once.
+"""The causal convolution of `zoo.ops.conv` as Triton kernels for CUDA: each tensor is read and written once.
 
-A program has a block of positions and of channels of one row; the shifted reads of its taps come from the cache. The
-shares of the gradients of weight and bias are written for each program and added afterwards, in a fixed order. Sums are
+A program handles a block of positions and channels of one row; the shifted reads of its taps come from the cache. Each
+program writes its part of the gradients of weight and bias; the parts are summed afterwards in a fixed order. Sums are
 float32. Under TRITON_INTERPRET=1 the same code runs on the CPU.
 """
 
@@ -14,15 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TIME, CHANNELS = 32, 64  # the block of one program
+TIME, CHANNELS = 32, 64  # block of a program
 
-# `no_type_check` on the kernels keeps the tests' shape checker away: triton reads their source, not the functions.
+# `no_type_check` hides the kernels from the tests' shape checker: triton compiles their source, not the functions.
 
 
 @triton.jit
 @no_type_check
 def _at(x_ptr, tail_ptr, t, c, seq_len, channels, x_step, PAST: tl.constexpr):
-    """Load positions t of x; those before the first are in the tail, zero after the last."""
+    """Load positions t of x: from the tail before the first position, zero after the last."""
     inside = c < channels
     x = tl.load(x_ptr + t * x_step + c, mask=inside & (t >= 0) & (t < seq_len), other=0.0).to(tl.float32)
     tail = tl.load(tail_ptr + (t + PAST) * channels + c, mask=inside & (t < 0) & (t >= -PAST), other=0.0)
@@ -56,7 +56,7 @@ def _backward(
     grad_y_ptr, x_ptr, tail_ptr, weight_ptr, grad_x_ptr, grad_tail_ptr, shares_ptr, seq_len, channels, x_row, x_step,
     PAST: tl.constexpr, TIME: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Positions begin with those of the tail; shares (rows * blocks, taps + 1, channels) end with those of the bias."""
+    """Compute all gradients; positions start with the tail's. shares: (rows * blocks, taps + bias, channels)."""
     blocks = tl.cdiv(seq_len + PAST, TIME)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     t = ((tl.program_id(0) % blocks).to(tl.int64) * TIME + tl.arange(0, TIME) - PAST)[:, None]
@@ -84,7 +84,7 @@ def _backward(
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor) -> Tensor:
-    """Return y; weight and bias are float32, the arguments those of `zoo.ops.conv.causal_conv`."""
+    """Return y. Arguments are as in `zoo.ops.conv.causal_conv`; weight and bias are float32."""
     x, y = _along_channels(x), x.new_empty(x.shape)
     given = x, tail.contiguous(), weight.contiguous(), weight if bias is None else bias, y
     _launch(_forward, x.shape[1], x, weight, *given, BIAS=bias is not None)
@@ -111,5 +111,5 @@ def _launch(kernel: Any, steps: int, x: Tensor, weight: Tensor, *tensors: Tensor
     batch, seq_len, channels = x.shape
     grid = (batch * triton.cdiv(steps, TIME), triton.cdiv(channels, CHANNELS))
     sizes = {"PAST": weight.shape[1] - 1, "TIME": TIME, "CHANNELS": CHANNELS}
-    with torch.cuda.device_of(x):  # triton launches on the current device, whatever the tensors' own
+    with torch.cuda.device_of(x):  # triton launches on the current device, not on the tensors'
         kernel[grid](*tensors, seq_len, channels, *x.stride()[:2], **sizes, **more, enable_fp_fusion=True)

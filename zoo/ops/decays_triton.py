@@ -1,13 +1,13 @@
-"""Scores with a decay per channel as Triton kernels, `zoo.ops.dplr` on CUDA: one launch forward, one backward.
+"""Scores with a decay per channel as Triton kernels (`zoo.ops.dplr` on CUDA): one launch forward, one backward.
 
-With T the sum of the log-decays from the start of a chunk, channel by channel, for one or two kinds of reads a and of
-writes b:
+T is the sum of the log-decays from the start of a chunk, channel by channel. For one or two kinds of reads a and of
+writes b, the kernels compute
 
     scores_ij = sum_d a_id exp(T_id - T_jd) b_jd for j <= i,    a_i exp(T_i),    b_j exp(T_end - T_j)
 
-A program has one chunk and takes its positions j in turn; the decays of a pair are made once for all kinds. T
-comes in float64, so that the difference of two sums keeps float32's digits; all else is float32. Inputs are read by
-their strides, but for the last. Under TRITON_INTERPRET=1 the same code runs on the CPU.
+A program handles one chunk and loops over its positions j; the decays of a pair are computed once for all kinds. T is
+float64, so that differences of two sums keep float32's digits; everything else is float32. Inputs may have any strides
+except the last. Under TRITON_INTERPRET=1 the same code runs on the CPU.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from torch import Tensor
 from zoo.ops.ssd import time_first
 from zoo.ops.ssd_triton import dense, put, tile
 
-CHANNELS = 32  # of a tile
+CHANNELS = 32  # channels of a tile
 
 
-# `no_type_check` on the kernels keeps the tests' shape checker away: triton reads their source, not the functions.
+# `no_type_check` hides the kernels from the tests' shape checker: triton compiles their source, not the functions.
 
 
 @triton.jit
@@ -43,7 +43,7 @@ def _forward(
     a_row, a_head, a_time, a2_row, a2_head, a2_time, b_row, b_head, b_time, b2_row, b2_head, b2_time,
     READS: tl.constexpr, WRITES: tl.constexpr, SIZE: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    chunk = tl.program_id(0).to(tl.int64)  # of all sequences
+    chunk = tl.program_id(0).to(tl.int64)  # index over the chunks of all sequences
     row, head = chunk // chunks // heads, chunk // chunks % heads
     r = tl.arange(0, SIZE)
     i, j = r[:, None], r[None, :]
@@ -105,7 +105,7 @@ def _backward(
     grad_b_row, grad_b_head, grad_b_time, grad_b2_row, grad_b2_head, grad_b2_time,
     READS: tl.constexpr, WRITES: tl.constexpr, SIZE: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradients of reads, writes and T, from those of scores (`ab`), `since` and `until`."""
+    """Compute the gradients of reads, writes and T from the gradients of scores (`ab`), `since` and `until`."""
     chunk = tl.program_id(0).to(tl.int64)
     row, head = chunk // chunks // heads, chunk // chunks % heads
     r = tl.arange(0, SIZE)
@@ -181,9 +181,9 @@ def _backward(
 
 
 def forward(total: Tensor, reads: Sequence[Tensor], writes: Sequence[Tensor], kind: torch.dtype) -> list[Tensor]:
-    """Return the scores of each read with each write, and, in `kind`, reads since the start and writes until the end.
+    """Return the scores of each read with each write, then, in dtype `kind`, a_i exp(T_i) and b_j exp(T_end - T_j).
 
-    reads and writes, one or two each, are (batch, heads, seq, d), and `total` (batch, heads, chunks, size, d) in
+    reads and writes, one or two each, are (batch, heads, seq, d); `total` is T, (batch, heads, chunks, size, d) in
     float64.
     """
     scores = [total.new_empty(*total.shape[:4], total.shape[3], dtype=torch.float32) for _ in reads for _ in writes]
@@ -193,7 +193,7 @@ def forward(total: Tensor, reads: Sequence[Tensor], writes: Sequence[Tensor], ki
 
 
 def backward(grads: Sequence[Tensor], total: Tensor, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients of `total`, in float32, and of reads and writes, from those of what `forward` returns."""
+    """Return the gradients of `total` (in float32), reads and writes, from the gradients of `forward`'s outputs."""
     grads, n_scores = [t.contiguous() for t in grads], len(reads) * len(writes)
     given = _pairs(grads[:n_scores], grads[n_scores:], len(reads))
     found = [time_first(t, t.shape[3], t.dtype) for t in (*reads, *writes)]
@@ -209,7 +209,7 @@ def _two(tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _pairs(scores: Sequence[Tensor], decayed: Sequence[Tensor], reads: int) -> list[Tensor]:
-    """Return four scores and four others, some of them twice where there are fewer."""
+    """Return four scores and four decayed tensors, with repeats if there are fewer."""
     first, last = scores[: len(scores) // reads], scores[-(len(scores) // reads) :]
     return [*_two(first), *_two(last), *_two(decayed[:reads]), *_two(decayed[reads:])]
 
@@ -229,5 +229,5 @@ def _launch(
     strides = [stride for t in (*inputs, *strided) for stride in t.stride()[:3]]
     tiles = {"READS": len(reads), "WRITES": len(writes), "SIZE": size, "CHANNELS": CHANNELS}
     grid = total.shape[:3].numel(), blocks
-    with torch.cuda.device_of(total):  # triton launches on the current device, whatever the tensors' own
+    with torch.cuda.device_of(total):  # triton launches on the current device, not on the tensors'
         kernel[grid](*inputs, total, *others, *sizes, *strides, **tiles, enable_fp_fusion=True)
