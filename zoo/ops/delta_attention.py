@@ -1,4 +1,4 @@
-"""Softmax attention by the delta rule: what a query reads from earlier positions is taken out of its own value."""
+"""DeltaFormer's attention: a query's readout of earlier positions is subtracted from the value at its own position."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def delta_attend(
 ) -> tuple[Float[Tensor, "batch n_heads seq d_value"], Float[Tensor, "batch n_heads seq d_value"]]:
     """u_t = v_t - beta_t sum_{j < t} p_tj u_j, y_t = sum_{j <= t} a_tj u_j (Zhong et al. 2505.19488, DeltaFormer).
 
-    p_t is the softmax of l_tj = q_t . k_j / sqrt(d_head) over j < t, a_t that over j <= t. One matrix P of weights
-    serves both, and a triangular solve replaces the loop over positions: with r = P u,
+    p_t is the softmax of l_tj = q_t . k_j / sqrt(d_head) over j < t, a_t the softmax over j <= t. One matrix P of
+    weights serves both, and a triangular solve replaces the loop over positions: with r = P u,
 
         (I + diag(beta) P) u = v,      y_t = u_t + sigmoid(log sum_{j < t} exp(l_tj) - l_tt) (r_t - u_t).
 
-    No matrix over all pairs of positions is kept for the backward pass, which computes it again. On the CPU, a block of
-    queries at a time, none is made; on other devices there is one block. The op is differentiable once where a compiler
-    sees it with a long sequence.
+    The backward pass recomputes the matrix over pairs of positions instead of keeping it. On the CPU, queries are
+    processed in blocks, so the whole matrix never exists; on other devices there is one block. Compiled code with a
+    long sequence is differentiable only once.
 
     Args:
         q: queries of the chunk.
         k: keys of the cached slots, then the chunk's.
         v: values of the chunk.
-        beta: how much of what is read is taken out; beyond -1 and 1 u may grow exponentially.
-        cache: u of the cached slots; its dtype is the one computed in.
-        cached: how many of the slots before the chunk each row really holds, counted from the right.
+        beta: share of the readout that is subtracted; outside [-1, 1], u may grow exponentially.
+        cache: u of the cached slots; its dtype is used for the computation.
+        cached: filled slots of each row before the chunk; they are the rightmost ones.
 
     Returns:
-        One output a query and head, and u of the chunk.
+        One output per query and head, and u of the chunk.
     """
     kind, dtype = rounded_type(cache), v.dtype
     with full_precision(q.device):
@@ -79,7 +79,7 @@ _long_delta_attention = one_operation(
 def _block(
     product: Product, cached: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, cache: Tensor, *stored: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`delta_attend` of a block of queries; `stored` is u of the blocks before it in the chunk."""
+    """`delta_attend` of one block of queries; `stored` is u of the earlier blocks of the chunk."""
     before, seq_len = torch.cat((cache, *stored), dim=2) if stored else cache, q.shape[2]
     past = before.shape[2]
     lag = lag_matrix(seq_len, past + seq_len, q.device)
@@ -88,7 +88,7 @@ def _block(
     logits = product(q, k.mT).masked_fill((lag <= 0) | empty, -torch.inf)
     largest = logits.detach().amax(3, keepdim=True).clamp(min=torch.finfo(q.dtype).min)
     weights = (logits - largest).exp()
-    total = weights.sum(3, keepdim=True).clamp(min=1.0)  # at least one, but where there is no earlier position
+    total = weights.sum(3, keepdim=True).clamp(min=1.0)  # at least one, unless there is no earlier position
     earlier, own = weights.split((past, seq_len), dim=3)
     read, share = product(earlier, before), beta.unsqueeze(3) / total
     u = torch.linalg.solve_triangular(share * own, v - share * read, upper=False, unitriangular=True)

@@ -23,7 +23,7 @@ def unit_length(t: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
     """t / sqrt(|t|^2 + 1e-6)."""
     if fused(t):
         d = t.shape[-1]
-        with full_precision(t.device):  # which is within the kernel
+        with full_precision(t.device):  # the kernel computes in float32
             return F.rms_norm(t.contiguous(), (d,), None, _EPS / d) * d**-0.5
     return t * torch.rsqrt((t * t).sum(-1, keepdim=True) + _EPS)
 
@@ -31,10 +31,10 @@ def unit_length(t: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
 def delta_inputs(
     q: Float[Tensor, "*q d_key"], k: Float[Tensor, "*k d_key"], v: Float[Tensor, "*v d_value"], dtype: torch.dtype
 ) -> tuple[Float[Tensor, "*q d_key"], Float[Tensor, "*k d_key"], Float[Tensor, "*v d_value"]]:
-    """SiLU of all three; queries and keys, the coefficients, of length one, queries divided by sqrt(d_key) then.
+    """Apply SiLU to all three; scale queries and keys to length one, then divide queries by sqrt(d_key).
 
-    In `dtype` on the CPU and while coefficients are asked for; else in the inputs' own, computed in float32. In
-    bfloat16 a length is one but for the roundings of its numbers.
+    Queries and keys are coefficients. Results are in `dtype` on the CPU and while coefficients are requested; otherwise
+    in the inputs' dtype, computed in float32. In bfloat16, a length is one up to the rounding of its components.
     """
     if not fused(q):
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
@@ -53,7 +53,7 @@ def delta_strengths(
     """beta_max sigmoid(beta) and -exp(A_log) softplus(dt + dt_bias): writing strengths and log-decays (2412.06464).
 
     Args:
-        beta: logits of the strengths, step by step, the heads of each step together.
+        beta: logits of the strengths; the heads of the first step, then of the second, and so on.
         dt: logits of the step sizes.
         beta_max: upper end of the strengths.
         A_log, dt_bias: parameters of each head.
@@ -63,8 +63,7 @@ def delta_strengths(
         Both, as coefficients, in dt's dtype.
     """
     strength = rearrange(beta_max * torch.sigmoid(beta), "b s (step head) -> b head s step", head=dt.shape[2])
-    # Contiguous: torch.compile mistakes the strides of softplus's gradient where input and gradient are laid out
-    # differently.
+    # Contiguous: torch.compile gets the strides of softplus's gradient wrong if its layout is not the input's.
     dt = dt.transpose(1, 2).contiguous()
     log_decay = -A_log.to(dt.dtype).exp().unsqueeze(1) * F.softplus(dt + dt_bias.unsqueeze(1))
     strength, log_decay = without_padding(lengths, strength.contiguous(), log_decay)
@@ -72,7 +71,7 @@ def delta_strengths(
 
 
 def require_stable(beta_max: float) -> None:
-    """Raise ValueError unless I - beta k k^T shrinks or keeps every vector for all beta up to `beta_max`."""
+    """Raise ValueError unless I - beta k k^T lengthens no vector for any beta up to `beta_max`."""
     if not 0 < beta_max <= 2:
         raise ValueError(f"beta_max must lie in (0, 2] for a stable recurrence, got {beta_max}")
 
@@ -88,22 +87,22 @@ def delta_rule(
 ) -> tuple[Float[Tensor, "batch heads seq d_value"], Float[Tensor, "batch heads d_key d_value"]]:
     """S_t = a_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, y_t = S_t^T q_t, with a_t = exp(log_decay_t).
 
-    Yang et al. 2406.06484, eq. 4 and section 3.2; with the decay 2412.06464, eq. 10 (there S is transposed). With
-    S_0 the state that enters a chunk, g_t = a_1 ... a_t and G_tj = a_{j+1} ... a_t,
+    Yang et al. 2406.06484, eq. 4 and section 3.2; with the decay 2412.06464, eq. 10 (there S is transposed). With S_0
+    the state that enters a chunk, g_t = a_1 ... a_t and G_tj = a_{j+1} ... a_t,
 
         S_t = g_t S_0 + sum_{j <= t} G_tj k_j u_j^T,      (I + L) u = beta (v - g k S_0),
         L_tj = beta_t G_tj k_t . k_j for j < t,
 
-    so that one triangular solve a chunk replaces its product of reflections (the WY form). Both halves of a step
-    use the key beta_t k_t, so that values need no factor.
+    so one triangular solve per chunk replaces its product of reflections (the WY form). Both halves of a step use the
+    key beta_t k_t, so that values need no factor.
 
     Args:
         q, k: queries and keys, keys of length one or shorter.
         v: values.
-        beta: writing strengths, 0 to 2; zero leaves the state as it is, one replaces the value under the key, above
-            one the eigenvalue 1 - beta |k|^2 is negative.
+        beta: writing strengths, 0 to 2; 0 leaves the state as it is, 1 replaces the value under the key, and above 1
+            the eigenvalue 1 - beta |k|^2 can be negative.
         log_decay: logarithm of the decay; default none.
-        state: S before the first position; its dtype is the one computed in.
+        state: S before the first position; its dtype is used for the computation.
 
     Returns:
         Outputs, and S after the last position.
@@ -121,15 +120,15 @@ def delta_product(
     log_decay: Float[Tensor, "batch heads seq"] | None,
     state: Float[Tensor, "batch heads d_key d_value"],
 ) -> tuple[Float[Tensor, "batch heads seq d_value"], Float[Tensor, "batch heads d_key d_value"]]:
-    """Take several steps of `delta_rule` for each position (Siems et al. 2502.10297, section 3).
+    """Take several steps of `delta_rule` per position (Siems et al. 2502.10297, section 3).
 
-    The decay acts before a position's first step and the query reads after its last.
+    The decay acts before a position's first step, and the query reads after its last.
 
     Args:
-        q: queries, one for each position.
-        k, v, beta: keys, values and writing strengths, one for each step of each position; see `delta_rule`.
+        q: queries, one per position.
+        k, v, beta: keys, values and writing strengths, one per step of each position; see `delta_rule`.
         log_decay: logarithm of the decay; default none.
-        state: S before the first position; its dtype is the one computed in.
+        state: S before the first position; its dtype is used for the computation.
 
     Returns:
         Outputs, and S after the last position.
@@ -160,15 +159,15 @@ def relaxed_delta_rule(
 ) -> tuple[Float[Tensor, "batch heads seq d_value"], Float[Tensor, "batch heads d_key d_value"]]:
     """S_t = (diag(a_t) - (rate_t * kappa_t) kappa_t^T) S_{t-1} + k_t v_t^T (RWKV-7, Peng et al. 2503.14456, eq. 17).
 
-    Decay and erasure both see S_{t-1}, where the other delta rules erase what has decayed already: in `dplr` the state
-    is looked up along kappa / a, for decays that stay away from zero.
+    Decay and erasure both act on S_{t-1}, while the other delta rules erase from the decayed state. So `dplr` reads the
+    state along kappa / a, which needs decays that stay away from zero.
 
     Args:
         q, k, v: queries, keys and values; y_t = S_t^T q_t.
         log_decay: log(a), at least about -1.
         kappa: the direction that is erased, of length one.
-        rate: how much of it, per key channel.
-        state: S before the first position; its dtype is the one computed in.
+        rate: share of it that is erased, per key channel.
+        state: S before the first position; its dtype is used for the computation.
 
     Returns:
         Outputs, and S after the last position.
@@ -188,15 +187,15 @@ def fed_back_delta_rule(
 ) -> tuple[Float[Tensor, "batch heads seq d_value"], Float[Tensor, "batch heads d_key d_value"]]:
     """S_t = (a_t - share beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, a scalar plus low rank (Hu et al. 2506.02475).
 
-    As in `relaxed_delta_rule` decay and erasure both see S_{t-1}. The decay is any: below exp(-60), of which nothing
-    is left beside the other terms, it counts as that.
+    As in `relaxed_delta_rule`, decay and erasure both act on S_{t-1}. Decays may be arbitrarily small: below exp(-60),
+    where the decayed state is negligible, they are clamped.
 
     Args:
         q, k, v: queries, keys of length one or shorter, and values; y_t = S_t^T q_t.
         beta: writing strengths.
         log_decay: log(a), at most zero.
-        share: how much of what is stored under a key is erased, for beta 1.
-        state: S before the first position; its dtype is the one computed in.
+        share: share of the value stored under a key that is erased at beta 1.
+        state: S before the first position; its dtype is used for the computation.
 
     Returns:
         Outputs, and S after the last position.

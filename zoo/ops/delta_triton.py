@@ -1,18 +1,19 @@
-"""The delta rule with one decay, or none, as Triton kernels, `zoo.ops.dplr` on CUDA: three launches forward, six back.
+"""The delta rule with at most one decay as Triton kernels (`zoo.ops.dplr` on CUDA): three launches forward, six back.
 
-Once it is known what each position writes, the rule is `zoo.ops.ssd_triton`, whose letters these are:
+Given the values that each position writes, the rule is `zoo.ops.ssd_triton`, whose notation we use:
 
-    (I + A) w = v - since S_c^T r,    A_ij = D_ij (r_i . k_j) for j < i         what a chunk writes in place of v
+    (I + A) w = v - since S_c^T r,    A_ij = D_ij (r_i . k_j) for j < i         w: written in place of v
     S_{c+1} = end_c S_c + sum_j until_j k_j w_j^T                               `_states`, chunk after chunk
 
-`_inverses` computes (I + A)^-1, all chunks at once, and the values w = v - e are SSD's. What is erased, e, is itself
-an output of SSD: that of the queries r, read before a position writes. So the gradients of q and k are SSD's for both
-queries, with grad_v = (I + A)^-T grad_w for e's negated one, and `_states_back` has the gradient of the states:
+`_inverses` computes (I + A)^-1 for all chunks at once. SSD then runs on the values w = v - e. The erased part e is
+itself an output of SSD: with the queries r, read before a position writes. So SSD also gives the gradients for both
+kinds of queries, with grad_v = (I + A)^-T grad_w as the negated gradient of e, and `_states_back` gives the gradients
+of the states:
 
     grad_w_j = within_j + until_j G^T k_j      G <- end G + sum_i since_i (q_i grad_y_i^T - r_i grad_v_i^T)
 
-The inverse is put together from those of blocks, twice as large each time, by products of float32 numbers: three
-products of tf32 each, which come close to it.
+The inverse is assembled from inverses of blocks that double in size, by float32 products in three tf32 products each,
+which nearly keep float32's precision.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _inverses(
     i, j = at[:, None], at[None, :]
     a = dot_products(r_ptr, k_ptr, t, r_time, k_time, seq_len, d_key, KIND, SIZE, KEYS)
     a *= between(total[:, None], total[None, :], i, j, True)
-    inverse = tl.where(i == j, 1.0, tl.where(i // 2 == j // 2, -a, 0.0))  # of blocks of two
+    inverse = tl.where(i == j, 1.0, tl.where(i // 2 == j // 2, -a, 0.0))  # exact for blocks of two
     width = 2
     while width < SIZE:
         beside = tl.where((i // width != j // width) & (i // (2 * width) == j // (2 * width)), a, 0.0)
@@ -68,7 +69,7 @@ def _states(
     r_row, r_head, r_time, k_row, k_head, k_time, v_row, v_head, v_time, w_row, w_head, w_time,
     SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Keep the state before each chunk, and what each position writes."""
+    """Store the state before each chunk, and the value that each position writes."""
     KIND: tl.constexpr = kept_ptr.dtype.element_ty
     sequence = tl.program_id(0).to(tl.int64)
     row, head = sequence // heads, sequence % heads
@@ -110,7 +111,7 @@ def _states_back(
     grad_row, grad_head, grad_time, erased_row, erased_head, erased_time, grad_v_row, grad_v_head, grad_v_time,
     SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Keep the gradient of the state after each chunk, and those of v and of what is erased."""
+    """Store the gradients of the state after each chunk, of v, and of the erased part."""
     KIND: tl.constexpr = arriving_ptr.dtype.element_ty
     sequence = tl.program_id(0).to(tl.int64)
     row, head = sequence // heads, sequence % heads
@@ -154,10 +155,10 @@ def _states_back(
 def forward(
     q: Tensor, k: Tensor, v: Tensor, r: Tensor, total: Tensor, state: Tensor, kind: torch.dtype
 ) -> tuple[Tensor, ...]:
-    """Return outputs and the final state, and for `backward` the states before chunks, w and inverses, in `kind`.
+    """Return outputs and the final state, then, for `backward`, the states before chunks, w and inverses, in `kind`.
 
-    q, k, r (batch, heads, seq, d_key), v (batch, heads, seq, d_value) and `total` (batch, heads, chunks, size), the
-    sums of the log-decays in float64; the state is float32, (batch, heads, d_key, d_value).
+    q, k, r are (batch, heads, seq, d_key), v (batch, heads, seq, d_value), `total` (batch, heads, chunks, size) the
+    sums of the log-decays in float64, and the state (batch, heads, d_key, d_value) in float32.
     """
     q, k, v, r, state = *(ssd.dense(t) for t in (q, k, v, r)), state.contiguous()
     inverse = state.new_empty(*total.shape, total.shape[3], dtype=kind)
@@ -204,5 +205,5 @@ def _grid(v: Tensor) -> tuple[int, int]:
 
 
 def _whole_keys(k: Tensor) -> dict[str, int]:
-    """Return the tiles of the recurrence over chunks, whose programs hold all keys of a state."""
+    """Return the tile sizes of the recurrence over chunks, whose programs hold all keys of a state."""
     return {"KEYS": max(ssd.BLOCK, triton.next_power_of_2(k.shape[3])), "num_stages": STAGES}

@@ -15,7 +15,7 @@ from zoo.ops.transforms import whole_in_export
 
 CHUNK = 32
 LEAST_STIFFNESS, MOST_SINE = 1e-24, 1 - 1e-6
-"""Bounds of an oscillator: at zero stiffness both poles are one, at a sine of one minus one, and two modes are one."""
+"""Bounds of an oscillator: at stiffness 0 both poles are 1, at sine 1 both are -1, and its two modes coincide."""
 
 
 def zero_order_hold(
@@ -23,7 +23,7 @@ def zero_order_hold(
 ) -> tuple[Inexact[Tensor, "*channels d_state"], Inexact[Tensor, "*channels d_state"]]:
     """Discretise h' = A h + u: log-decay dt A and input gain (exp(dt A) - 1) / A (Gu et al. 2206.11893, eq. 3).
 
-    The gain is dt (1 + z/2 + ...) with z = dt A, evaluated by expm1 so that small dt loses nothing.
+    The gain is dt (1 + z/2 + ...) with z = dt A, computed with expm1 so that it is accurate for small dt.
     """
     z = dt * A
     return z, torch.expm1(z) / A
@@ -39,15 +39,16 @@ def oscillators(
 ) -> tuple[Complex[Tensor, " d_state"], Complex[Tensor, " d_state"], Float[Tensor, " d_state"]]:
     """Discretise h'' = -A h + u as one complex recurrence s_t = lambda s_{t-1} + gain u_t with h = scale Im s.
 
-    With h' = z, the implicit scheme is z_t = z_{t-1} + dt (u_t - A h_t), the symplectic one z_t = z_{t-1} + dt (u_t -
-    A h_{t-1}), and h_t = h_{t-1} + dt z_t in both (Rusch and Rus 2410.03943, eq. 3 and 5). In the former z + i w h, w
-    = sqrt(A), is turned by arctan(dt w) and shrunk; in the latter the turn theta has sin(theta / 2) = dt w / 2. The
-    responses to an impulse are dt Im(lambda^(lag + 1)) / w and dt^2 sin((lag + 1) theta) / sin(theta).
+    With h' = z, the implicit scheme is z_t = z_{t-1} + dt (u_t - A h_t) and the symplectic one z_t = z_{t-1} + dt (u_t
+    - A h_{t-1}), both with h_t = h_{t-1} + dt z_t (Rusch and Rus 2410.03943, eq. 3 and 5). With w = sqrt(A), the
+    implicit scheme rotates z + i w h by arctan(dt w) and shrinks it; the symplectic one has the angle theta with
+    sin(theta / 2) = dt w / 2. Their impulse responses are dt Im(lambda^(lag + 1)) / w and dt^2 sin((lag + 1) theta) /
+    sin(theta).
 
     Args:
-        A: stiffness; below `LEAST_STIFFNESS`, and above that of a stable symplectic scheme, it counts as these.
+        A: stiffness; clamped to at least `LEAST_STIFFNESS`, and to the stable range of the symplectic scheme.
         dt: step sizes.
-        symplectic: which of the two schemes.
+        symplectic: use the symplectic scheme instead of the implicit one.
 
     Returns:
         log lambda, gain and scale.
@@ -62,11 +63,11 @@ def oscillators(
 
 
 def hippo_modes(d_state: int) -> tuple[Float[Tensor, " poles"], Complex[Tensor, "d_state poles"]]:
-    """Return the normal part of HiPPO-LegS, half of its modes: ascending frequencies above zero, unit eigenvectors V.
+    """Return frequencies > 0 (ascending) and unit eigenvectors V of HiPPO-LegS's normal part: half of its modes.
 
     S = A + P P^T with A_nm = -sqrt((2n + 1)(2m + 1)) below the diagonal and -(n + 1) on it, P_n = sqrt(n + 1/2) (Gu et
-    al. 2111.00396, section 3; Smith et al. 2208.04933, appendix B). S is -1/2 on the diagonal and skew beside it, so
-    that S V = V diag(-1/2 + i frequency); the conjugates are the other half. In float64.
+    al. 2111.00396, section 3; Smith et al. 2208.04933, appendix B). S is -1/2 on the diagonal and skew-symmetric off
+    it, so S V = V diag(-1/2 + i frequency); the conjugates are the other half. Both are float64.
     """
     n = torch.arange(d_state, dtype=torch.float64, device="cpu")
     below = -torch.outer(n + 0.5, n + 0.5).sqrt().tril(-1)
@@ -75,9 +76,9 @@ def hippo_modes(d_state: int) -> tuple[Float[Tensor, " poles"], Complex[Tensor, 
 
 
 def powers(log_decay: Inexact[Tensor, "*channels d_state"], size: int) -> Inexact[Tensor, "*channels size d_state"]:
-    """exp(lag log_decay) for the lags 0 to size - 1; nothing is accumulated.
+    """exp(lag log_decay) for lags 0 to size - 1, each computed directly.
 
-    A complex number by its modulus and angle: on a CPU a third of the time of torch's complex exponential.
+    Complex powers come from modulus and angle: on a CPU this takes a third of the time of torch's complex exponential.
     """
     z = torch.arange(size, device=log_decay.device).unsqueeze(1) * log_decay.unsqueeze(-2)
     return torch.polar(z.real.exp(), z.imag) if z.is_complex() else z.exp()
@@ -93,11 +94,11 @@ def diagonal_scan(
 ) -> Inexact[Tensor, "batch seq d_state"]:
     """h_t = exp(log_decay) h_{t-1} + u_t for all t: a Toeplitz product within all chunks at once, a carry between them.
 
-    Powers of the decay are exp(t log_decay): nothing is divided by a decay and nothing is accumulated.
+    Powers of the decay are exp(t log_decay), so nothing is divided by a decay and no roundoff accumulates.
 
     Args:
         u: input of each state, real or complex.
-        log_decay: logarithm of the decay, of u's kind; real part at most zero for a stable recurrence.
+        log_decay: logarithm of the decay, real or complex as u; real part at most zero for a stable recurrence.
         state: h before the first position.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The linear-recurrence family: a state that decays, is erased along one direction and is written at each step."""
+"""Linear recurrences with diagonal plus low-rank transitions: per step, the state decays, is erased and is written."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from zoo.ops.ranks import spread
 from zoo.ops.ssd import CHUNK_OF_KERNELS, ssd, time_first
 from zoo.ops.transforms import differentiable_again, kernels_suffice, loops_suffice, whole_in_export
 
-# Powers of two. Without a solve and decays of channels, a longer chunk costs less than the states that it saves.
+# Powers of two. Longer chunks save states; they pay off without a solve and without decays per channel.
 CHUNK, CHUNK_OF_PLAIN_DECAYS = 32, 64
-# The erasing kernels hold all keys of a state at once.
-KEYS_OF_KERNELS = 128
+KEYS_OF_KERNELS = 128  # most keys of the erasing kernels, which hold all keys of a state at once
 
 
 @core("v", "batch head seq value")
@@ -44,30 +43,30 @@ def dplr(
 ) -> tuple[Float[Tensor, "batch heads seq d_value"], Float[Tensor, "batch heads d_key d_value"]]:
     """S_t = (I - p_t r_t^T) diag(exp(log_decay_t)) S_{t-1} + k_t v_t^T, y_t = S_t^T q_t.
 
-    Transitions that are diagonal plus low rank hold the whole family: linear attention (no decay, no erasure), gated
-    linear attention (Yang et al. 2312.06635, eq. 3), the delta rule (2406.06484, eq. 4: p = k, r = beta k, values
-    beta v), its gated forms (2412.06464, eq. 10; 2510.26692) and RWKV-7 (2503.14456, eq. 16). With S_0 the state that
-    enters a chunk, G_tj = diag(a_{j+1} ... a_t) and u_t the value that step t erases,
+    Diagonal plus low-rank transitions include linear attention (no decay, no erasure), gated linear attention (Yang et
+    al. 2312.06635, eq. 3), the delta rule (2406.06484, eq. 4: p = k, r = beta k, values beta v), its gated forms
+    (2412.06464, eq. 10; 2510.26692) and RWKV-7 (2503.14456, eq. 16). With S_0 the state that enters a chunk, G_tj =
+    diag(a_{j+1} ... a_t) and u_t the value that step t erases,
 
         S_t = G_t0 S_0 + sum_{j <= t} G_tj (k_j v_j^T - p_j u_j^T),
         u_t = S_0^T G_t0 r_t + sum_{j < t} (r_t^T G_tj k_j) v_j - (r_t^T G_tj p_j) u_j,
 
-    so that one triangular solve per chunk replaces its product of transitions (the WY form), for all chunks at
-    once; only the state goes from chunk to chunk. No number is ever divided by a decay. In float32 outputs and states
-    are right to 1e-6 over thousands of positions, except where nothing decays and step after step reflects the state
-    on one and the same key (p . r = 2): there the roundings of the reflection add up, to 1e-4 after 4,096 steps. A
-    float64 state computes all of it in float64.
+    so one triangular solve per chunk replaces its product of transitions (the WY form), for all chunks at once; only
+    the state goes from chunk to chunk. Nothing is ever divided by a decay. In float32, outputs and states are accurate
+    to 1e-6 over thousands of positions, with one exception: without decay, if every step reflects the state on the same
+    key (p . r = 2), roundoff accumulates to 1e-4 after 4,096 steps. With a float64 state everything is computed in
+    float64.
 
     Args:
         q, k: queries and keys.
         v: values; a single head serves all heads if nothing is erased.
-        log_decay: logarithms of the decays, at most zero for a stable recurrence, a column per key channel or one
-            column for all of them; None for no decay.
-        p, r: what is erased, and where it is looked up; None, both of them, for no erasure. Where p is the tensor k
-            itself, erasing and writing share their matrix products.
-        state: S before the first position; its dtype is the one computed in. Under autocast operands of products are
-            rounded to its type (`chunk_product`); sums and the state between chunks are not, nor are solves, of which
-            the kernels of CUDA round the inverse.
+        log_decay: logarithms of the decays, at most zero for a stable recurrence, with one column per key channel or
+            one column for all of them; None for no decay.
+        p, r: erased direction, and direction along which the erased value is read; None, both of them, for no erasure.
+            If p is the same tensor object as k, erasing and writing share their matrix products.
+        state: S before the first position; its dtype is used for the computation. Under autocast, operands of products
+            are rounded to autocast's dtype (`chunk_product`). Sums and the state between chunks are not, nor are
+            solves, except that the CUDA kernels round the inverse.
 
     Returns:
         Outputs, and S after the last position.
@@ -109,7 +108,7 @@ def _by_products(
     size = halvable(seq_len, CHUNK_OF_PLAIN_DECAYS if plain else CHUNK)
     reads, writes = ((q,), (k,)) if p is None or r is None else ((q, r), (k,) if p is k else (k, p))
     with full_precision(q.device):
-        # Contiguous: each batched product would copy a strided tensor, and keep its copy for the gradient.
+        # Contiguous: each batched product would copy a strided tensor and keep the copy for the gradient.
         v = into_chunks(v.to(state.dtype), size).contiguous()
         if log_decay is not None:
             log_decay = into_chunks(log_decay.to(state.dtype), size)
@@ -125,9 +124,9 @@ def _by_products(
             written = v
             entering, final = decayed_states(state, over_chunk, product(keys, v))
         else:
-            # alone: the values each position would write into an empty state; from_state: the map from the entering
-            # state to the values that they erase of it.
-            if p is k:  # writing and erasing share a key: solve for the difference of the values
+            # alone: the values that each position would write into an empty state; from_state: the map from the
+            # entering state to the values that positions erase from it.
+            if p is k:  # writing and erasing share a key: solve for the written minus the erased values
                 alone, from_state = _solved(scores[1][0], v, reads[1])
             else:
                 alone, from_state = _solved(scores[1][1], product(scores[1][0].tril(-1), v), reads[1])
@@ -147,7 +146,7 @@ def dplr_step(
     r: Float[Tensor, "batch heads 1 d_key"] | None,
     state: Float[Tensor, "batch heads d_key d_value"],
 ) -> tuple[Float[Tensor, "batch heads 1 d_value"], Float[Tensor, "batch heads d_key d_value"]]:
-    """`dplr` of one position, which a decoder asks for, from the decay itself: a dozen operations fewer.
+    """`dplr` of a single position, for decoding, given the decay itself: a dozen operations fewer.
 
     In float32 on the CPU, without gradients and with numba installed, it is one loop.
     """
@@ -171,11 +170,11 @@ def dplr_step(
 
 
 def _joined(tensors: list[Tensor], axis: int) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, axis)  # to join one would copy
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, axis)  # joining one would copy it
 
 
 def _stacked(tensors: list[Tensor]) -> Tensor:
-    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(tensors)  # to stack one would copy
+    return tensors[0].unsqueeze(0) if len(tensors) == 1 else torch.stack(tensors)  # stacking one would copy it
 
 
 def _solved(
@@ -183,7 +182,7 @@ def _solved(
     alone: Float[Tensor, "batch heads chunks size d_value"],
     r: Float[Tensor, "batch heads chunks size d_key"],
 ) -> tuple[Float[Tensor, "batch heads chunks size d_value"], Float[Tensor, "batch heads chunks size d_key"]]:
-    """(I + L)^-1 of both, where L is the part of the scores below the diagonal; the solve reads no other part."""
+    """Return (I + L)^-1 times both, where L is the scores below the diagonal; other scores are not read."""
     right = torch.cat((alone, r), dim=4)
     solved = torch.linalg.solve_triangular(scores, right, upper=False, unitriangular=True)
     alone, from_state = solved.split((alone.shape[4], r.shape[4]), dim=4)
@@ -196,7 +195,7 @@ def _decayed_scores(
     writes: list[Float[Tensor, "batch heads chunks size d_key"]],
     log_decay: Float[Tensor, "batch heads chunks size #d_key"] | None,
 ) -> tuple[list[list[Tensor]], list[Tensor], list[Tensor], Tensor]:
-    """Return products of reads and writes with the decays between the two positions, zero above the diagonal.
+    """Return products of reads and writes times the decay between the two positions, zero above the diagonal.
 
     Returns:
         The products for each pair; the reads with the decays since the chunk's start; the writes with the decays until
@@ -218,11 +217,12 @@ def _decayed_scores(
 def _scores_by_halves(
     product: Product, reads: list[Tensor], writes: list[Tensor], decay: Float[Tensor, "batch heads chunks size d_key"]
 ) -> tuple[list[list[Tensor]], list[Tensor], list[Tensor], Tensor]:
-    """`_decayed_scores` with a decay per channel, two neighbouring blocks of positions at a time.
+    """`_decayed_scores` with a decay per channel, by joining neighbouring blocks of positions.
 
-    In two neighbouring blocks of equal size, reads of the later one carry the decays since it began, writes of the
-    earlier one the decays until it ends. One matrix product then gives all pairs across the two blocks, which are
-    joined into one. The size^2 d_key decays of a chunk's pairs are never made, and no decay is divided by.
+    Of two neighbouring blocks of equal size, the reads of the later one carry the decays since its start, and the
+    writes of the earlier one the decays until its end. One matrix product then gives all pairs across the two blocks,
+    which are joined into one. The size^2 d_key decays of a chunk's pairs never exist, and nothing is divided by a
+    decay.
     """
     n_reads, n_writes = len(reads), len(writes)
     # (kinds, batch, heads, chunks, blocks, positions of a block, d_key); at first a block is one position.
@@ -233,7 +233,7 @@ def _scores_by_halves(
         (a_first, a_later), (b_first, b_later), (first, later) = (
             (t[..., ::2, :, :], t[..., 1::2, :, :]) for t in (a, b, over)
         )
-        # (kinds of reads, kinds of writes, ..., i, j): one product, the kinds beside the positions.
+        # (kinds of reads, kinds of writes, ..., i, j), from one product with kinds and positions in one axis.
         across = product(a_later.movedim(0, -3).flatten(-3, -2), b_first.movedim(0, -3).flatten(-3, -2).mT)
         across = across.unflatten(-2, (n_reads, -1)).unflatten(-1, (n_writes, -1)).movedim((-4, -2), (0, 1))
         upper = torch.cat((scores[..., ::2, :, :], torch.zeros_like(across)), dim=-1)
@@ -247,7 +247,7 @@ def _scores_by_halves(
 
 
 def _in_lists(parts: Sequence[Tensor], n_reads: int) -> tuple[list[list[Tensor]], list[Tensor], list[Tensor]]:
-    """Return scores for each read and write, reads and writes, which stand one after the other."""
+    """Split a flat sequence into the scores of each read and write, the reads, and the writes."""
     n_writes = (len(parts) - n_reads) // (n_reads + 1)
     scores, decayed = parts[: n_reads * n_writes], parts[n_reads * n_writes :]
     rows = [list(scores[n : n + n_writes]) for n in range(0, len(scores), n_writes)]
@@ -255,7 +255,7 @@ def _in_lists(parts: Sequence[Tensor], n_reads: int) -> tuple[list[list[Tensor]]
 
 
 class _Decaying(torch.autograd.Function):
-    """`_scores_by_halves` as Triton computes it, from the sums of the log-decays; its results one after the other."""
+    """`_scores_by_halves` as a Triton kernel, from the sums of the log-decays; returns its results in a flat tuple."""
 
     @staticmethod
     def forward(ctx: Any, kind: DType, n_reads: int, total: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
@@ -266,7 +266,7 @@ class _Decaying(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         total, *others = given = ctx.saved_tensors
-        if torch.is_grad_enabled():  # to be differentiated again, which the products' gradients can be
+        if torch.is_grad_enabled():  # differentiated again: use the products, whose gradients allow it
             again = differentiable_again(
                 partial(_scores_from_sums, ctx.kind, ctx.n_reads), given, ctx.needs_input_grad[2:], grads
             )
@@ -318,7 +318,7 @@ def _(grads: list[Tensor], total: Tensor, reads: list[Tensor], writes: list[Tens
 
 
 class _Erasing(torch.autograd.Function):
-    """`dplr` with p = k and one decay as Triton computes it, from the sums of the log-decays in each chunk."""
+    """`dplr` with p = k and one decay as Triton kernels, from the sums of the log-decays in each chunk."""
 
     @staticmethod
     def forward(ctx: Any, kind: DType, *given: Any) -> tuple[Tensor, Tensor]:
@@ -330,7 +330,7 @@ class _Erasing(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         given = ctx.saved_tensors[:6]
-        if torch.is_grad_enabled():  # to be differentiated again, which the products' gradients can be
+        if torch.is_grad_enabled():  # differentiated again: use the products, whose gradients allow it
             return None, *differentiable_again(partial(_from_sums, ctx.kind), given, ctx.needs_input_grad[1:], grads)
         return None, *_backward(*grads, *given[:5], *ctx.saved_tensors[6:])
 

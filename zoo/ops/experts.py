@@ -1,4 +1,4 @@
-"""Mixture of experts without a capacity: who serves a position, one matrix per expert, and how even the load is."""
+"""Mixture of experts without a capacity limit: routing, one matrix per expert, and load balance."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from zoo.ops.transforms import transformable
 def route(
     logits: Float[Tensor, "*batch n_experts"], top_k: int, normalize: bool = False
 ) -> tuple[Float[Tensor, "*batch n_experts"], Float[Tensor, "*batch top_k"], Int[Tensor, "*batch top_k"]]:
-    """Return the top_k likeliest experts of each position under softmax(logits), weighted by their own probabilities.
+    """Return the top_k likeliest experts of each position under softmax(logits), weighted by their probabilities.
 
-    The weights are not normalised anew, as in Switch (Fedus et al. 2101.03961, eq. 2) and Jamba, unless `normalize`
-    says so, as in Mixtral (2401.04088) and Qwen3. Weights and choices are coefficients.
+    The weights are not renormalised, as in Switch (Fedus et al. 2101.03961, eq. 2) and Jamba, unless `normalize` is
+    set, as in Mixtral (2401.04088) and Qwen3. Weights and choices are coefficients.
 
     Returns:
         All probabilities, in at least float32; weights and choices, the likeliest first.
@@ -40,10 +40,11 @@ def route_by_sigmoid(
     top_groups: int = 1,
     scale: float = 1.0,
 ) -> tuple[Float[Tensor, "*batch n_experts"], Float[Tensor, "*batch top_k"], Int[Tensor, "*batch top_k"]]:
-    """`route` by s = sigmoid(logits), each expert by itself (DeepSeek-V3 2412.19437, eqs. 12 to 16).
+    """`route` by s = sigmoid(logits), for each expert separately (DeepSeek-V3 2412.19437, eqs. 12 to 16).
 
-    Chosen are the largest s + preference within the top_groups of n_groups groups of neighbours whose two best sums of
-    these are largest; the weights are scale times s, and do not see the preference.
+    Experts form n_groups groups of neighbours. A group's score is the sum of its two largest s + preference. The
+    experts with the largest s + preference in the top_groups best groups are chosen. The weights are scale times s,
+    without the preference.
 
     Returns:
         s divided by its sum, in at least float32; weights and choices, the most preferred first.
@@ -63,10 +64,10 @@ def route_by_sigmoid(
 
 
 class Load(NamedTuple):
-    """How much work a router gives each expert, as sums over positions: loads of parts of a batch add up."""
+    """Work that a router gives each expert, as sums over positions: loads of parts of a batch add up."""
 
     served: Float[Tensor, " n_experts"]  # positions that each expert serves
-    likely: Float[Tensor, " n_experts"]  # sum of its probabilities
+    likely: Float[Tensor, " n_experts"]  # sum of each expert's probabilities
     positions: Int[Tensor, ""]
 
     @property
@@ -76,7 +77,7 @@ class Load(NamedTuple):
 
     @property
     def balance(self) -> Float[Tensor, ""]:
-        """n_experts sum_e share_e mean(probability_e): top_k for an even load, more if likely experts serve more.
+        """n_experts sum_e share_e mean(probability_e): top_k for an even load, more if likelier experts serve more.
 
         Fedus et al. 2101.03961, eqs. 4 to 6; with top_k above one the shares add up to top_k, as in transformers.
         Differentiable in the probabilities.
@@ -105,10 +106,10 @@ def count_load(
 def grouped_linear(
     x: Float[Tensor, "rows d_in"], weight: Float[Tensor, "groups d_out d_in"], counts: Int[Tensor, " groups"]
 ) -> Float[Tensor, "rows d_out"]:
-    """weight[g] x for each row, rows sorted by group: the first counts[0] belong to group 0, and so on.
+    """weight[g] x for each row, with rows sorted by group: the first counts[0] belong to group 0, and so on.
 
-    On the CPU a loop over the groups, differentiable once; elsewhere `grouped_in_blocks`, as the loop would wait for
-    the counts. Under autocast it computes in autocast's type, as every linear map does.
+    On the CPU this is a loop over the groups, differentiable once. Elsewhere it is `grouped_in_blocks`, since the loop
+    would have to wait for the counts. Under autocast it computes in autocast's dtype, like every linear map.
     """
     kind = linear_dtype(x)
     product = _differentiable_linear if x.device.type == "cpu" else grouped_in_blocks
@@ -120,8 +121,8 @@ def grouped_in_blocks(
 ) -> Float[Tensor, "rows d_out"]:
     """`grouped_linear` as one batched product, whose shapes do not depend on the counts.
 
-    The rows of each group fill blocks of ceil(rows / groups), the last one with zeros. These are at most 2 groups
-    blocks, whatever the counts: at most twice the work, and two copies of the matrices.
+    The rows of each group fill blocks of ceil(rows / groups), the last one padded with zeros. For any counts there are
+    at most 2 groups blocks: at most twice the work, and two copies of the matrices.
     """
     rows, groups = x.shape[0], weight.shape[0]
     size = max(1, -(-rows // groups))
@@ -130,12 +131,12 @@ def grouped_in_blocks(
     group = torch.searchsorted(counts.cumsum(0), row, right=True)
     place = ((blocks.cumsum(0) - blocks) * size - counts.cumsum(0) + counts)[group] + row
     padded = x.new_zeros(2 * groups * size, x.shape[1]).index_copy(0, place, x).unflatten(0, (2 * groups, size))
-    # Blocks beyond the last group's are empty: any matrix serves.
-    of_block = torch.searchsorted(blocks.cumsum(0), block, right=True).clamp(max=groups - 1)
-    return (padded @ weight[of_block].mT).flatten(0, 1)[place]
+    # Blocks beyond the last group's are empty: any matrix will do.
+    group_of_block = torch.searchsorted(blocks.cumsum(0), block, right=True).clamp(max=groups - 1)
+    return (padded @ weight[group_of_block].mT).flatten(0, 1)[place]
 
 
-# The sizes of the groups are data: custom ops keep them out of compiled graphs and of shapes on meta tensors.
+# The sizes of the groups are data: custom ops hide them from compiled graphs and from shapes of meta tensors.
 
 
 @torch.library.custom_op(

@@ -1,7 +1,7 @@
-"""Softmax attention to the few positions that a light index scores highest: DeepSeek sparse attention.
+"""DeepSeek sparse attention: softmax attention to the few positions that a cheap index scores highest.
 
-Slots are right-aligned, as in `zoo.ops.attention`. On the CPU queries are taken in blocks that are computed anew in
-the backward pass, so that memory grows linearly with the sequence. Elsewhere the index is computed in two blocks.
+Slots are right-aligned, as in `zoo.ops.attention`. On the CPU, queries are processed in blocks that the backward pass
+recomputes, so memory is linear in the sequence. Elsewhere the index is computed in two blocks.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ def attend_to_best(
 ) -> tuple[Float[Tensor, "batch n_heads seq d_value"], Float[Tensor, "batch seq"]]:
     """softmax_j(q_i . k_j / sqrt(d_key)) v_j over the top_k positions j <= i with the highest index (DeepSeek-V3.2).
 
-    The index is I_ij = sum_n w_in relu(q_in . k_j). Of positions with equal index later ones come first.
+    The index is I_ij = sum_n w_in relu(q_in . k_j). Among positions with equal index, later ones come first.
 
     Args:
         q: queries of the chunk.
         k, v: cached slots, then the chunk's, shared by all heads. Pass one tensor if they are the same.
         index_q, index_k, index_w: queries, keys and weights of the index.
-        cached: how many of the slots before the chunk each row really holds, counted from the right.
+        cached: filled slots of each row before the chunk; they are the rightmost ones.
         top_k: positions of a query, at most the slots; all if there are fewer.
         compare: also compute the second result.
 
     Returns:
-        One output a query and head; the divergence of the index' softmax from the mean of the heads' weights over the
-        chosen positions, for each query, which is differentiable in the index alone; zero if it is not asked.
+        One output per query and head; and per query the divergence of the index' softmax from the mean of the heads'
+        weights over the chosen positions, which is differentiable in the index only, and zero without `compare`.
     """
     seq_len, past, same, narrow = q.shape[2], k.shape[2] - q.shape[2], v is k, linear_dtype(q)
     q, k, v = q.to(narrow), k.squeeze(1).to(narrow), v.squeeze(1).to(narrow)
@@ -87,7 +87,7 @@ def divergence_from_all(
     index_w: Float[Tensor, "batch seq n_index"],
     cached: Int[Tensor, " batch"],
 ) -> Float[Tensor, "batch seq"]:
-    """Return the divergence of `attend_to_best` if all positions are chosen, for heads with keys of their own."""
+    """Return the divergence of `attend_to_best` over all positions, for heads with separate keys."""
     past, found = k.shape[2] - q.shape[2], []
     q, k = q.to(linear_dtype(q)), k.to(linear_dtype(q))
     index_q, index_k, index_w = (t.to(accumulator(q.dtype)) for t in (index_q, index_k, index_w))
@@ -114,7 +114,7 @@ def _blocks(q: Tensor) -> list[tuple[int, int]]:
 
 
 def _bounds(cached: Tensor, past: int, seq_len: int) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return the first slot of each row, all slots, and the last slot that each query sees."""
+    """Return each row's first slot (None if all rows start at 0), all slots, and each query's last visible slot."""
     slot = torch.arange(past + seq_len, device=cached.device)
     return (past - cached).view(-1, 1, 1) if past else None, slot, slot[past:].unsqueeze(1)
 
@@ -125,7 +125,7 @@ def _unseen(slots: Tensor, query: Tensor, first: Tensor | None) -> Bool[Tensor, 
 
 
 def _index(q: Tensor, k: Tensor, w: Tensor) -> Float[Tensor, "batch seq slots"]:
-    """I_ij = sum_n w_in relu(q_in . k_j); k of all slots, or of those of each query."""
+    """I_ij = sum_n w_in relu(q_in . k_j), with k for all slots, or for the slots of each query."""
     rows = "batch slot d" if k.ndim == 3 else "batch seq slot d"
     similar = einsum(q, k, f"batch seq n d, {rows} -> batch seq n slot")
     similar = similar.relu() if similar.requires_grad else similar.relu_()
@@ -135,13 +135,13 @@ def _index(q: Tensor, k: Tensor, w: Tensor) -> Float[Tensor, "batch seq slots"]:
 def _attend_to_chosen(
     chosen: Tensor, unseen: Tensor, compare: bool, q: Tensor, k: Tensor, v: Tensor | None, *index: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the outputs of a block of queries, and the divergences."""
+    """Return the outputs and the divergences of a block of queries."""
     if len(k) > 1:
         chosen = chosen + torch.arange(0, k.shape[0] * k.shape[1], k.shape[1], device=k.device).view(-1, 1, 1)
-    # As embeddings: their gradient adds row to row, where the gradient of an index adds one number at a time.
+    # Embeddings, since their gradient adds whole rows, while the gradient of indexing adds one number at a time.
     keys = F.embedding(chosen, k.flatten(0, 1))
     values = keys if v is None else F.embedding(chosen, v.flatten(0, 1))
-    # Keys on the left: their gradient lies as that of the values does, to which it is added.
+    # Keys on the left, so that their gradient has the layout of the values' gradient, to which it is added.
     logits = (keys @ q.permute(0, 2, 3, 1)).mT * int(q.shape[3]) ** -0.5
     weights = _softmax(logits, unseen.unsqueeze(2))
     y = (weights.to(q.dtype) @ values).transpose(1, 2)
@@ -157,7 +157,7 @@ def _divergence_to_all(weights: Tensor, unseen: Tensor, *index: Tensor) -> Tenso
 
 
 def _divergence(weights: Tensor, index: Tensor, unseen: Tensor) -> Float[Tensor, "batch seq"]:
-    """sum_j p_j (log p_j - log softmax(index)_j), p the weights."""
+    """sum_j p_j (log p_j - log softmax(index)_j), where p are the weights."""
     logs = index.masked_fill(unseen, torch.finfo(index.dtype).min).log_softmax(2)
     return (torch.xlogy(weights, weights) - weights * logs).sum(2)
 

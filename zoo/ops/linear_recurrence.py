@@ -1,4 +1,4 @@
-"""The elementwise linear recurrence whose decays depend on the input: each channel by itself."""
+"""Elementwise linear recurrence with input-dependent decays: each channel separately."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def linear_recurrence(
 ) -> tuple[Float[Tensor, "batch seq rows_of_channels"], Float[Tensor, "batch rows_of_channels"]]:
     """h_t = decay_t h_{t-1} + written_t.
 
-    Positions are joined in pairs, and these again (Ladner and Fischer 1980); between chunks of 64 the state is carried.
-    Every factor is a product of decays and none is divided by, so that decays may be zero. The adjoint is the same
-    recurrence the other way round.
+    Positions are joined in pairs, recursively (Ladner and Fischer 1980); between chunks of 64 the state is carried.
+    Factors are products of decays and nothing is divided by them, so decays may be zero. The adjoint is the same
+    recurrence in reverse.
 
     Args:
         decay: factors of the state, of modulus at most one for a stable recurrence.
         written: input of each position. If it is n times as wide as `decay`, n rows of channels share the decays.
-        state: h before the first position; its dtype is the one computed in.
-        valid: positions at which the state moves; elsewhere it is kept.
+        state: h before the first position; its dtype is used for the computation.
+        valid: positions that update the state; the others keep it.
 
     Returns:
         h at every position, and the last one.
@@ -49,7 +49,7 @@ def linear_recurrence(
     channels, n_rows = decay.shape[2], written.shape[2] // decay.shape[2]
     with full_precision(decay.device):
         decay, written = as_type(state.dtype, decay), as_type(state.dtype, written)
-        if decay.shape[1] == 1:  # a decoder asks for no more
+        if decay.shape[1] == 1:  # a decoding step
             h = torch.addcmul(written, decay if n_rows == 1 else decay.repeat(1, 1, n_rows), state.unsqueeze(1))
             return h, h[:, 0]
         decay, written, state = decay.unsqueeze(2), *(t.unflatten(-1, (n_rows, channels)) for t in (written, state))
@@ -72,16 +72,16 @@ def gated_average(
     state: Float[Tensor, "batch channels"],
     valid: Bool[Tensor, "batch seq"] | None = None,
 ) -> tuple[Float[Tensor, "batch seq channels"], Float[Tensor, "batch channels"]]:
-    """h_t = (1 - z_t) h_{t-1} + z_t target_t with z = sigmoid(logit): `linear_recurrence` of an update gate.
+    """h_t = (1 - z_t) h_{t-1} + z_t target_t with z = sigmoid(logit): `linear_recurrence` with an update gate.
 
-    1 - z is computed as sigmoid(-logit), which is exact even where z is close to one. Both are coefficients. One
-    position is one interpolation, in which the factor 1 - z is never made.
+    1 - z is computed as sigmoid(-logit), which is accurate even for z close to one. Both are coefficients. A single
+    position is one interpolation, without the factor 1 - z.
 
     Args:
         logit: logit of the share of the state that is replaced.
         target: its replacement.
-        state: h before the first position; its dtype is the one computed in.
-        valid: positions at which the state moves; elsewhere it is kept.
+        state: h before the first position; its dtype is used for the computation.
+        valid: positions that update the state; the others keep it.
 
     Returns:
         h at every position, and the last one.
@@ -99,9 +99,9 @@ def min_gru(
     state: Float[Tensor, "batch channels"],
     valid: Bool[Tensor, "batch seq"] | None = None,
 ) -> tuple[Float[Tensor, "batch seq channels"], Float[Tensor, "batch channels"]]:
-    """`gated_average` with the target g(u), u + 1/2 from zero on and sigmoid(u) below (Feng et al. 2410.01201).
+    """`gated_average` with the target g(u) = u + 1/2 for u >= 0, sigmoid(u) below (Feng et al. 2410.01201).
 
-    In float32 on the CPU, without gradients and with numba installed, one position is one loop.
+    In float32 on the CPU, without gradients and with numba installed, a single position is one loop.
     """
     if logit.shape[1] == 1 and valid is None and not torch.is_grad_enabled() and loops_suffice(state):
         from zoo.ops import steps_numba
@@ -122,7 +122,7 @@ def _scan(decay: Tensor, written: Tensor, state: Tensor) -> Tensor:
 
 
 class _Scan(torch.autograd.Function):
-    """`_scan`, which keeps its result alone: the adjoint is the same recurrence the other way round.
+    """`_scan` that keeps only its result for the backward pass: the adjoint is the same recurrence in reverse.
 
     Rows of `written` and `state` may share the decays: (batch, seq, rows, channels) with one row of decays.
     """
@@ -136,7 +136,7 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         decay, state, h = ctx.saved_tensors
-        # The gradient of h_t is g_t = dh_t + a_{t+1} g_{t+1}: from the end on.
+        # The gradient of h_t is g_t = dh_t + a_{t+1} g_{t+1}, starting at the end.
         following = F.pad(decay[:, 1:].flip(1), (0, 0, 0, 0, 1, 0))
         arriving = _Scan.apply(following, grads[0].flip(1), torch.zeros_like(state)).flip(1)
         del following

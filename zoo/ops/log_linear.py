@@ -18,17 +18,17 @@ _CLEARED = -1e4  # a log-decay that leaves nothing
 def tree_positions(
     seen: Int[Tensor, " batch"], seq_len: int, n_levels: int, lengths: Int[Tensor, " batch"] | None
 ) -> tuple[Bool[Tensor, "batch 1 level seq"], Bool[Tensor, "batch 1 level seq"], Bool[Tensor, "batch 1 level seq"]]:
-    """Where each level of a Fenwick tree begins anew, is written and is read (Guo et al. 2506.04761, section 3.1).
+    """Return where each level of a Fenwick tree restarts, is written and is read (Guo et al. 2506.04761, section 3.1).
 
-    Position t reads its own value at level 0, and at level l, if bit l - 1 of t is set, the 2^(l-1) positions that
-    share with t all bits above it and have a zero there. So level l begins anew at multiples of 2^l, is written in the
-    first half of that period and read in the second.
+    Position t reads its own value at level 0. At level l, if bit l - 1 of t is set, it reads the 2^(l-1) positions that
+    have the same higher bits as t and a zero in that bit. So level l restarts at multiples of 2^l, is written in the
+    first half of that period and is read in the second.
 
     Args:
         seen: positions of each row before the first.
         seq_len: number of positions.
         n_levels: levels of the tree, which holds 2^(n_levels - 1) positions.
-        lengths: valid positions of each row; beyond them no level begins anew.
+        lengths: valid positions of each row; beyond them no level restarts.
 
     Returns:
         Three masks with an axis for heads.
@@ -36,11 +36,11 @@ def tree_positions(
     position = seen.unsqueeze(1) + torch.arange(seq_len, device=seen.device)
     period = 2 ** torch.arange(n_levels, device=seen.device).unsqueeze(1)
     phase = position.unsqueeze(1) % period
-    begins, read = phase == 0, phase >= period // 2
-    written = begins | ~read
+    restarts, read = phase == 0, phase >= period // 2
+    written = restarts | ~read
     if lengths is not None:
-        begins = begins & valid_positions(lengths, seq_len).unsqueeze(1)
-    return begins.unsqueeze(1), written.unsqueeze(1), read.unsqueeze(1)
+        restarts = restarts & valid_positions(lengths, seq_len).unsqueeze(1)
+    return restarts.unsqueeze(1), written.unsqueeze(1), read.unsqueeze(1)
 
 
 @core("v", "batch head seq value")
@@ -54,17 +54,17 @@ def log_linear_ssd(
     state: Float[Tensor, "batch heads level d_key d_value"],
     lengths: Int[Tensor, " batch"] | None = None,
 ) -> tuple[Float[Tensor, "batch heads seq d_value"], Float[Tensor, "batch heads level d_key d_value"]]:
-    """y_t = sum_l weights_t^l S_t^l^T q_t, S_t^l the state of `ssd` over the positions of level l of a Fenwick tree.
+    """y_t = sum_l weights_t^l S_t^l^T q_t, with S_t^l the state of `ssd` over level l of a Fenwick tree.
 
-    A level is a recurrence of its own, whose decay is zero where it begins anew and whose values are zero where it is
-    not written: one call of `ssd` with a head for each level. Time and memory are those of `ssd` times the levels, of
-    which a sequence of n positions, read from its start on a CPU, needs ceil(log2 n) + 2.
+    Each level is a recurrence whose decay is zero where it restarts and whose values are zero where it is not written,
+    so one call of `ssd` computes all levels as heads. Time and memory are those of `ssd` times the number of levels; on
+    a CPU, a sequence of n positions that starts from the empty state needs ceil(log2 n) + 2 levels.
 
     Args:
-        q, k, v, log_decay: as of `ssd`.
+        q, k, v, log_decay: as in `ssd`.
         weights: weight of each level at each position.
         seen: positions of each row before the first.
-        state: state of each level before the first position; its dtype is the one computed in.
+        state: state of each level before the first position; its dtype is used for the computation.
         lengths: valid positions of each row; padding must have values of zero and log-decays of zero.
 
     Returns:
@@ -88,11 +88,11 @@ def log_linear_delta_product(
     state: Float[Tensor, "batch heads level d_key d_value"],
     lengths: Int[Tensor, " batch"] | None = None,
 ) -> tuple[Float[Tensor, "batch heads seq d_value"], Float[Tensor, "batch heads level d_key d_value"]]:
-    """`log_linear_ssd` of the delta rule: each level erases and decays as `delta_product`, and is written in its turn.
+    """`log_linear_ssd` for the delta rule: levels decay and are erased as in `delta_product`, and written in turn.
 
     Args:
-        q, k, v, beta, log_decay: as of `delta_product`.
-        weights, seen, state, lengths: as of `log_linear_ssd`; padding must have strengths of zero.
+        q, k, v, beta, log_decay: as in `delta_product`.
+        weights, seen, state, lengths: as in `log_linear_ssd`; padding must have strengths of zero.
 
     Returns:
         Outputs, and the states after the last position.
@@ -107,8 +107,8 @@ def log_linear_delta_product(
 def _distinct(seen: Int[Tensor, " batch"], seq_len: int, n_levels: int) -> int:
     """Count the levels to compute.
 
-    From the start of a sequence, levels that it never reads are equal, and one of them is enough. If a row has earlier
-    positions, or the values of `seen` cannot be read, it is all levels.
+    In a sequence that starts from the empty state, levels that are never read are equal, and one of them is enough. If
+    a row has earlier positions, or the values of `seen` cannot be read, all levels are computed.
     """
     if not readable(seen) or seen.any():
         return n_levels
@@ -118,7 +118,7 @@ def _distinct(seen: Int[Tensor, " batch"], seq_len: int, n_levels: int) -> int:
 def _all_levels(
     final: Float[Tensor, "batch heads_levels d_key d_value"], n_levels: int, most: int
 ) -> Float[Tensor, "batch heads level d_key d_value"]:
-    """Return the states with an axis for `most` levels; those above the computed ones are the last of them."""
+    """Return the states with an axis for `most` levels, by repeating the last computed one."""
     final = final.unflatten(1, (-1, n_levels))
     if most == n_levels:
         return final
@@ -132,10 +132,10 @@ def _apart(
     n_levels: int,
     lengths: Int[Tensor, " batch"] | None,
 ) -> tuple[Tensor, Tensor, Bool[Tensor, "batch 1 level seq"]]:
-    """Return values and log-decays with a head for each level, and where each level is read."""
-    begins, written, read = tree_positions(seen, v.shape[2], n_levels, lengths)
+    """Return values and log-decays with one head per level, and the mask of the levels that are read."""
+    restarts, written, read = tree_positions(seen, v.shape[2], n_levels, lengths)
     values = v.unsqueeze(2) * written.view(*written.shape, *(1,) * (v.ndim - 3))
-    return values.flatten(1, 2), log_decay.unsqueeze(2).masked_fill(begins, _CLEARED).flatten(1, 2), read
+    return values.flatten(1, 2), log_decay.unsqueeze(2).masked_fill(restarts, _CLEARED).flatten(1, 2), read
 
 
 def _read(

@@ -1,4 +1,4 @@
-"""The matrix memory of xLSTM: linear attention with exponential input gates, kept in range in log space."""
+"""The matrix memory of xLSTM: linear attention with exponential input gates, rescaled in log space to stay in range."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from zoo.ops.precision import widest
 from zoo.ops.transforms import loops_suffice
 
 _EPS = 1e-6
-_LARGEST = 80.0  # exp of it is finite in float32
-_FORGOTTEN = -1e6  # a lower log_forget counts as this, so that sums of them are finite
+_LARGEST = 80.0  # exp(80) is finite in float32
+_FORGOTTEN = -1e6  # lower limit of log_forget, so that its sums are finite
 
 
 @core("v", "batch head seq value")
@@ -36,17 +36,17 @@ def mlstm(
 ]:
     """C_t = f_t C_{t-1} + i_t k_t v_t^T, n_t = f_t n_{t-1} + i_t k_t, h_t = C_t^T q_t / max(|n_t . q_t|, 1).
 
-    Beck et al. 2405.04517, eqs. 19 to 27. i_t = exp(log_input_t) may be of any size, so C and n are kept divided by
-    exp(m_t), where m_t = max(log f_t + m_{t-1}, log i_t). Decays f_t exp(m_{t-1} - m_t) and inputs exp(log i_t - m_t)
-    are at most one then, and the recurrence is `dplr`'s. The denominator is max(|n_t . q_t|, exp(-m_t)) + 1e-6, n here
-    divided by exp(m_t), as in the authors' code: a coefficient, as are the two gates.
+    Beck et al. 2405.04517, eqs. 19 to 27. i_t = exp(log_input_t) may have any size, so C and n are stored divided by
+    exp(m_t), where m_t = max(log f_t + m_{t-1}, log i_t). The decays f_t exp(m_{t-1} - m_t) and inputs exp(log i_t -
+    m_t) are then at most one, and the recurrence is an instance of `dplr`. As in the authors' code, the denominator is
+    max(|n_t . q_t|, exp(-m_t)) + 1e-6, with n divided by exp(m_t). Its reciprocal and the two gates are coefficients.
 
     Args:
-        q, k: queries and keys; either has the factor 1 / sqrt(d_key).
+        q, k: queries and keys; one of them includes the factor 1 / sqrt(d_key).
         v: values.
         log_input: log(i); minus infinity if nothing is written.
         log_forget: log(f), at most zero.
-        memory, normaliser, largest: C, n and m before the first position; their dtype is the one computed in.
+        memory, normaliser, largest: C, n and m before the first position; their dtype is used for the computation.
 
     Returns:
         h, and C, n and m after the last position.
@@ -55,7 +55,7 @@ def mlstm(
         from zoo.ops import steps_numba
 
         return steps_numba.mlstm(q, k, v, log_input, log_forget, memory, normaliser, largest, _EPS, _LARGEST)
-    if q.shape[2] == 1:  # a decoder's step: to put the normaliser next to the memory would copy both
+    if q.shape[2] == 1:  # a decoding step: joining normaliser and memory would copy both
         kept = log_forget + largest.unsqueeze(2)
         m = torch.maximum(kept, log_input)
         decay, k = coefficient(torch.exp(kept - m)), coefficient(k * torch.exp(log_input - m).unsqueeze(3))
@@ -67,7 +67,7 @@ def mlstm(
         before = torch.cat((largest.unsqueeze(2), m), dim=2)[:, :, :-1]
         log_decay = coefficient(log_forget + (before - m)).unsqueeze(3)
         k = coefficient(k * torch.exp(log_input - m).unsqueeze(3))
-        # The normaliser is the same sum over a value that is always one.
+        # The normaliser is the same sum for a value channel that is always one.
         state = torch.cat((memory, normaliser.unsqueeze(3)), dim=3)
         y, state = dplr(q, k, F.pad(v, (0, 1), value=1.0), log_decay, None, None, state)
         y, along = y.split((v.shape[3], 1), dim=3)
@@ -82,8 +82,8 @@ def running_maximum(
 ) -> Float[Tensor, "*batch seq"]:
     """m_t = max(log_forget_t + m_{t-1}, log_input_t) from m_0 = before.
 
-    With F the running sum of log_forget it is F_t + max_{j <= t} (log_input_j - F_j), in float64 where the device has
-    it, so that the sum costs m no digits.
+    With F the running sum of log_forget, m_t = F_t + max_{j <= t} (log_input_j - F_j). It is computed in the device's
+    widest dtype, so that the sum costs m no digits.
     """
     wide = widest(log_forget.device)
     forgotten = log_forget.clamp(min=_FORGOTTEN).to(wide).cumsum(-1)

@@ -1,4 +1,4 @@
-"""A linear memory learned by gradient steps with momentum: the delta rule of a doubled state."""
+"""The delta rule with momentum: a linear memory trained by gradient steps, with memory and momentum as one state."""
 
 from __future__ import annotations
 
@@ -44,45 +44,45 @@ def momentum_delta_rule(
 ]:
     """S_t = exp(log_keep_t) S_{t-1} + Z_t, y_t = S_t^T q_t, where Z_t = exp(log_momentum_t) Z_{t-1} + k_t u_t^T.
 
-    u_t = rate_t (v_t - S_{t-1}^T k_t) makes k_t u_t^T a step along the gradient of |S^T k_t - v_t|^2 / 2 at S_{t-1},
-    with momentum and weight decay (Behrouz et al. 2501.00663, eq. 9, 10 and 13). Decay and gradient both see S_{t-1}.
+    With u_t = rate_t (v_t - S_{t-1}^T k_t), k_t u_t^T is a descent step on |S^T k_t - v_t|^2 / 2 at S_{t-1}, with
+    momentum and weight decay (Behrouz et al. 2501.00663, eq. 9, 10 and 13). Decay and gradient both see S_{t-1}.
 
-    With A_tj and E_tj the products of the kept shares and of the momenta of the positions after j up to t, and S_0, Z_0
-    the states that enter a chunk,
+    Let A_tj and E_tj be the products of the kept shares and of the momenta of the positions after j up to t, and S_0,
+    Z_0 the states that enter a chunk. Then
 
         S_t = A_t0 S_0 + (A E)_t0 Z_0 + sum_{j <= t} (A E)_tj k_j u_j^T,
 
-    so that a chunk is the one of `dplr` with the matrix A E in place of its decays: one triangular solve gives all u.
-    Between chunks goes the doubled state (S, Z), of which Z feeds S. No number is divided by a decay or a momentum.
+    so a chunk is computed as in `dplr` with the matrix A E in place of its decays: one triangular solve gives all u.
+    The doubled state (S, Z), in which Z feeds S, goes from chunk to chunk. Nothing is divided by a decay or a momentum.
 
     Args:
         q, k: queries and keys, keys of length one or shorter.
         v: values.
         rate: step sizes, 0 to 1.
         log_keep: logarithm of the kept share of the memory, one minus the weight decay.
-        log_momentum: logarithm of the share of the last step that the next one repeats; minus infinity, or less than
+        log_momentum: logarithm of the share of a step that the next one repeats; minus infinity, or anything below
             -1000, for none: the delta rule.
-        memory, momentum: S and Z before the first position; their dtype is the one computed in.
+        memory, momentum: S and Z before the first position; their dtype is used for the computation.
         lengths: valid positions of each row; padding leaves both states as they are.
 
     Returns:
         Outputs, and S and Z after the last position.
     """
     kind, seq_len, d_key = memory.dtype, q.shape[2], q.shape[3]
-    taken = torch.ones_like(rate)  # how much of Z the memory takes
+    taken = torch.ones_like(rate)  # share of Z that is added to the memory
     *rates, taken = without_padding(lengths, rate, log_keep, log_momentum, taken)
     size, product, rounded = halvable(seq_len, CHUNK), chunk_product(memory), rounded_type(memory)
     with full_precision(q.device):
         rates = torch.stack([t.to(kind) for t in rates], dim=3)
         q, k, v, rates, taken = (into_chunks(t.to(kind), size) for t in (q, k, v, rates, taken.unsqueeze(3)))
         rate, logs = rates.split((1, 2), dim=4)
-        # Of the memory and of the momentum: the decays between positions, since the chunk's start and until its end.
+        # Decays of memory and momentum: between positions, since the chunk's start and until its end.
         betweens, since, until = chunk_decays(logs.movedim(4, 0))
         decay = since[..., -1].movedim(0, 3)
         (kept, lasting), (kept_since, lasting_since) = betweens.unbind(0), since.unsqueeze(5).unbind(0)
-        kept = kept * taken.mT  # at padding the memory takes nothing
+        kept = kept * taken.mT  # padding adds nothing to the memory
         between = kept @ lasting
-        # The shares in S_t of the memory and of the momentum that enter the chunk, and the same in S_{t-1}.
+        # Shares of the entering memory and momentum in S_t, then in S_{t-1}.
         from_momentum = kept @ lasting_since
         into = torch.cat((kept_since, from_momentum), dim=4)
         first = torch.eye(2, dtype=kind, device=q.device)[0].expand(*into.shape[:3], 1, 2)
@@ -97,12 +97,12 @@ def momentum_delta_rule(
         state = torch.cat((memory, momentum), dim=2)
         entering, written, final = erased_states(state, decay, keys, from_state, alone, across, rounded)
         y = product(between * product(q, k.mT), written) + product(_doubled(q, into), entering)
-    memory, momentum = (t.clone() for t in final.split(d_key, dim=2))  # as outputs of an op they may share nothing
+    memory, momentum = (t.clone() for t in final.split(d_key, dim=2))  # outputs of a custom op must not share memory
     return y.flatten(2, 3)[:, :, :seq_len], memory, momentum
 
 
 def _doubled(
     t: Float[Tensor, "*batch size d"], weights: Float[Tensor, "*batch size 2"]
 ) -> Float[Tensor, "*batch size twice_d"]:
-    """`t` beside itself, each copy with a weight per position."""
+    """Return two copies of `t` side by side, each with a weight per position."""
     return (t.unsqueeze(-2) * weights.unsqueeze(-1)).flatten(-2)

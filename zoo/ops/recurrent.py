@@ -1,4 +1,4 @@
-"""Recurrent nets: loops that mark every gate as a coefficient, and torch's fused kernels when no marks are needed."""
+"""Recurrent networks: loops that mark every gate as a coefficient, and torch's fused kernels if no marks are needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zoo.ops.precision import full_precision, linear_dtype
 from zoo.ops.time import state_after
 from zoo.ops.transforms import compiling, followed, on_cpu, one_operation, transformed, whole_in_export
 
-CHUNK = 32  # of `linear_rnn`
+CHUNK = 32  # chunk size of `linear_rnn`
 
 Kernel = Literal["lstm", "gru", "rnn_tanh"]
 
@@ -40,7 +40,7 @@ def lstm(
     c: Float[Tensor, "batch d_inner"],
     valid: Bool[Tensor, "batch seq"] | None = None,
 ) -> tuple[Float[Tensor, "batch seq d_inner"], Float[Tensor, "batch d_inner"], Float[Tensor, "batch d_inner"]]:
-    """`lstm_scan` of in_weight x + bias; torch's fused kernel where that is enough."""
+    """`lstm_scan` of in_weight x + bias; by torch's fused kernel if that suffices."""
     if fused_suffices("lstm", x):
         if valid is not None:
             x, in_weight = _with_shut_gates(x, in_weight, valid)
@@ -65,7 +65,7 @@ def lstm_scan(
         u: input part of the four gates, bias included.
         recurrent: matrix that maps h to the four gates.
         h, c: state before the first position.
-        valid: positions at which the state moves; elsewhere it is kept.
+        valid: positions that update the state; the others keep it.
 
     Returns:
         h at every position, and the last h and c.
@@ -101,7 +101,7 @@ def gru(
     h: Float[Tensor, "batch d_inner"],
     valid: Bool[Tensor, "batch seq"] | None = None,
 ) -> tuple[Float[Tensor, "batch seq d_inner"], Float[Tensor, "batch d_inner"]]:
-    """`gru_scan` of in_weight x + bias; torch's fused kernel where that is enough."""
+    """`gru_scan` of in_weight x + bias; by torch's fused kernel if that suffices."""
     if fused_suffices("gru", x):
         padded = F.pad(recurrent_bias, (2 * len(recurrent_bias), 0))
         y, last = fused_recurrence("gru", x, in_weight, recurrent, bias, h, recurrent_bias=padded)
@@ -118,15 +118,15 @@ def gru_scan(
 ) -> tuple[Float[Tensor, "batch seq d_inner"], Float[Tensor, "batch d_inner"]]:
     """h_t = z h_{t-1} + (1 - z) tanh(u_n + r (R_n h_{t-1} + b)), gates r, z = sigmoid(u_{r,z} + R_{r,z} h_{t-1}).
 
-    Cho et al. 1406.1078 with the reset after the matrix product, as cuDNN and torch have it. r, z and tanh(n)/n are
+    Cho et al. 1406.1078 with the reset after the matrix product, as in cuDNN and torch. r, z and tanh(n)/n are
     coefficients.
 
     Args:
         u: input part of [r z n], bias included.
         recurrent: matrix that maps h to [r z n].
-        recurrent_bias: b, which the reset gate reaches.
+        recurrent_bias: b, which the reset gate scales.
         h: state before the first position.
-        valid: positions at which the state moves; elsewhere it is kept.
+        valid: positions that update the state; the others keep it.
 
     Returns:
         h at every position, and the last.
@@ -155,7 +155,7 @@ def rnn(
     h: Float[Tensor, "batch d_inner"],
     valid: Bool[Tensor, "batch seq"] | None = None,
 ) -> tuple[Float[Tensor, "batch seq d_inner"], Float[Tensor, "batch d_inner"]]:
-    """`rnn_scan` of in_weight x + bias; torch's fused kernel where that is enough."""
+    """`rnn_scan` of in_weight x + bias; by torch's fused kernel if that suffices."""
     if fused_suffices("rnn_tanh", x):
         y, last = fused_recurrence("rnn_tanh", x, in_weight, recurrent, bias, h)
         return y, _last(h, y, last, valid)
@@ -174,7 +174,7 @@ def rnn_scan(
         u: input part, bias included.
         recurrent: R.
         h: state before the first position.
-        valid: positions at which the state moves; elsewhere it is kept.
+        valid: positions that update the state; the others keep it.
 
     Returns:
         h at every position, and the last.
@@ -193,11 +193,11 @@ def linear_rnn(
     h: Float[Tensor, "batch d_inner"],
     lengths: Int[Tensor, " batch"] | None = None,
 ) -> tuple[Float[Tensor, "batch seq d_inner"], Float[Tensor, "batch d_inner"]]:
-    """h_t = u_t + R h_{t-1}: within a chunk by doubling, one carry between chunks.
+    """h_t = u_t + R h_{t-1}: within a chunk by doubling, with one carry between chunks.
 
     After step k of the doubling, position t holds the sum of R^s u_{t-s} over s < 2^k, so a chunk takes log2(CHUNK)
-    products with the powers R^(2^k). The carry enters as part of the chunk's first input. All of it is computed in the
-    type of the state, under autocast too: the error of the sum has no bound. Off the CPU all chunks are computed at
+    products with the powers R^(2^k). The carry is added to the chunk's first input. Everything is computed in the dtype
+    of the state, even under autocast, since the error of the sum has no bound. Off the CPU all chunks are computed at
     once (`_in_levels`).
 
     Args:
@@ -207,7 +207,7 @@ def linear_rnn(
         lengths: valid positions of each row.
 
     Returns:
-        h at every position, and the one after `lengths` positions, by default the last.
+        h at every position, and h after `lengths` positions, by default the last.
     """
     with full_precision(u.device):
         u, recurrent = u.to(h.dtype), recurrent.to(h.dtype)
@@ -233,7 +233,7 @@ def _chunk_by_chunk(u: Tensor, recurrent: Tensor, h: Tensor) -> Tensor:
 
 
 def _in_levels(u: Tensor, recurrent: Tensor, h: Tensor) -> Tensor:
-    """Compute chunks from an empty state; the states after chunks are a linear RNN too, with the matrix R^CHUNK.
+    """Compute all chunks from an empty state; the states after chunks are a linear RNN too, with the matrix R^CHUNK.
 
     The number of operations grows with log2 of the length.
     """
@@ -241,7 +241,7 @@ def _in_levels(u: Tensor, recurrent: Tensor, h: Tensor) -> Tensor:
     held, power, powers = into_chunks(u.unsqueeze(1), size).squeeze(1), recurrent, recurrent
     while span < size:
         held = held + F.linear(F.pad(held, (0, 0, span, -span)), power)
-        powers = torch.cat((powers, powers @ power))  # R, R^2, ..., one below the other
+        powers = torch.cat((powers, powers @ power))  # R, R^2, ..., stacked
         power, span = powers[-len(power) :], 2 * span
     entering = h.unsqueeze(1)
     if held.shape[1] > 1:
@@ -252,7 +252,7 @@ def _in_levels(u: Tensor, recurrent: Tensor, h: Tensor) -> Tensor:
 
 
 def _with_shut_gates(x: Tensor, in_weight: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Give an LSTM one more channel that is not zero outside `valid`, and keeps c there: i is 0 and f is 1, exactly."""
+    """Add an input channel that is one outside `valid` and keeps an LSTM's c there: i is 0 and f is 1, exactly."""
     gate = in_weight.new_full((len(in_weight) // 4, 1), 1e4)
     shut = torch.cat((-gate, gate, torch.zeros_like(gate), torch.zeros_like(gate)))
     outside = (~valid).unsqueeze(2).to(x.dtype)
@@ -260,14 +260,14 @@ def _with_shut_gates(x: Tensor, in_weight: Tensor, valid: Tensor) -> tuple[Tenso
 
 
 def _last(h: Tensor, y: Tensor, last: Tensor, valid: Tensor | None) -> Tensor:
-    """Return h after the valid positions of each row; `last` if all are."""
+    """Return h after the valid positions of each row; `last` if all are valid."""
     return last if valid is None else state_after(h.to(y.dtype), y, valid.sum(1))
 
 
 def fused_suffices(kernel: Kernel, x: Tensor) -> bool:
-    """Return whether nothing needs the loop: no coefficient is asked for, and no transform is at work.
+    """Return whether torch's fused kernel can replace the loop: no coefficients requested, no transform active.
 
-    And the kernel exists: below float32 not every CPU has it, so that a compiler gets the loop there.
+    The kernel must also exist: below float32 some CPUs lack it, so a compiler gets the loop there.
     """
     if active() or transformed() or len(x) == 0:
         return False
@@ -279,9 +279,9 @@ def fused_suffices(kernel: Kernel, x: Tensor) -> bool:
 
 @cache
 def _exists_on_cpu(kernel: Kernel, dtype: torch.dtype, autocast_to: torch.dtype) -> bool:
-    """Return whether this CPU computes `kernel`, forward and backward, asked once of a single number.
+    """Return whether this CPU can run `kernel` forward and backward, by trying it once on a single number.
 
-    torch leaves the bfloat16 LSTM to oneDNN, which makes it where the processor has AVX-512 and raises elsewhere.
+    torch delegates the bfloat16 LSTM to oneDNN, which supports it on processors with AVX-512 and raises on others.
     """
     with (
         torch.inference_mode(False),
@@ -329,7 +329,7 @@ def fused_recurrence(
 def _by_torch(kernel: Kernel, given: list[Tensor]) -> list[Tensor]:
     x, *weights = given[:5]
     if x.is_cuda:
-        # cuDNN wants its weights one after the other in memory and warns where they are not.
+        # cuDNN warns unless its weights are contiguous in memory, one after the other.
         flat = torch.cat([w.flatten() for w in weights]).split([w.numel() for w in weights])
         weights = [part.view_as(w) for part, w in zip(flat, weights, strict=True)]
     before = [t.unsqueeze(0) for t in given[5:]]
@@ -354,9 +354,10 @@ def _fused_recurrence(kernel: Kernel, given: list[Tensor]) -> list[Tensor]:
 
 
 def recurrent_rank(seq_len: int, n_channels: int, most: int) -> int:
-    """Count the operators of a recurrence of dense matrices and gates, up to `most`.
+    """Count the operators of a recurrence with dense matrices and gates, up to `most`.
 
-    Each pair of positions has one of its own, but at lag zero only gates act, channel by channel between fixed maps.
+    Each pair of positions has its own operator, except at lag zero, where only gates act, channel by channel between
+    fixed maps.
 
     >>> [recurrent_rank(n, 4, 16) for n in (1, 4, 5, 6)]
     [1, 10, 14, 16]

@@ -1,4 +1,4 @@
-"""Linear attention that forgets: at fixed rates, one per head, or with decays that are bounded from below."""
+"""Linear attention with decay: fixed rates per head, a bonus for the current position, or decays bounded from below."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zoo.ops.transforms import whole_in_export
 def retention_rates(
     n_heads: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> Float[Tensor, " heads"]:
-    """Head h keeps 1 - 2^(-5-h) of its state at each step: the negated logarithms (Sun et al. 2307.08621, eq. 8)."""
+    """Return -log(1 - 2^(-5-h)) for each head h = 0, 1, ... (Sun et al. 2307.08621, eq. 8)."""
     h = torch.arange(n_heads, dtype=dtype, device=device)
     return -torch.log1p(-torch.exp2(-5 - h))
 
@@ -37,8 +37,8 @@ def retention(
 
     Args:
         q, k, v: queries, keys and values.
-        rates: how fast each head forgets, at least zero.
-        state: S before the first position; its dtype is the one computed in.
+        rates: negated log-decay of each head, at least zero.
+        state: S before the first position; its dtype is used for the computation.
         lengths: valid positions of each row; padding writes nothing and forgets nothing.
 
     Returns:
@@ -64,19 +64,19 @@ def retention_with_bonus(
 ) -> tuple[Float[Tensor, "batch heads seq d_value"], Float[Tensor, "batch heads d_key d_value"]]:
     """S_t = diag(exp(log_decay_t)) S_{t-1} + k_t v_t^T, y_t = S_{t-1}^T r_t + bonus_t v_t (Peng et al. 2404.05892).
 
-    S_{t-1} is read by the next position's query, so that no decay has to be undone.
+    `dplr` reads S_{t-1} with the next position's query, so that no decay has to be undone.
 
     Args:
         r, k, v: queries, keys and values.
         log_decay: logarithms of the decays, at most zero.
         bonus: weight of each position's own value.
-        state: S before the first position; its dtype is the one computed in.
+        state: S before the first position; its dtype is used for the computation.
 
     Returns:
         Outputs, and S after the last position.
     """
     r = r.to(state.dtype)
-    if spread():  # S_0 is not known here: a position that changes nothing stands before the first
+    if spread():  # S_0 is not known here: prepend a position that changes nothing
         k, v_, log_decay = (F.pad(t, (0, 0, 1, 0)) for t in (k, v, log_decay))
         y, final = dplr(F.pad(r, (0, 0, 0, 1)), k, v_, log_decay, None, None, state)
         return y[:, :, :-1] + bonus * v, final
@@ -88,7 +88,7 @@ def retention_with_bonus(
 def bounded_decay(
     logit: Float[Tensor, "*shape"], bound: float
 ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
-    """log(a) and 1 - a of a = bound + (1 - bound) sigmoid(logit) (Qin et al. 2404.07904, eq. 7), both without loss."""
+    """Return log(a) and 1 - a for a = bound + (1 - bound) sigmoid(logit) (Qin et al. 2404.07904, eq. 7), accurately."""
     log_decay = F.logsigmoid(logit)
     if bound:
         log_decay = torch.logaddexp(torch.full_like(logit, math.log(bound)), math.log1p(-bound) + log_decay)

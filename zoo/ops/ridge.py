@@ -1,4 +1,4 @@
-"""Ridge regression over the keys seen so far: queries solved for, by conjugate gradients."""
+"""Ridge regression on all keys so far: queries are replaced by solutions, computed by conjugate gradients."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def ridge_queries(
 ) -> tuple[Float[Tensor, "batch heads seq d_key"], Float[Tensor, "batch heads d_key d_key"]]:
     """(H_t + diag(ridge))^-1 q_t with H_t = exp(log_decay_t) H_{t-1} + strength_t k_t k_t^T, all positions at once.
 
-    von Oswald et al. 2506.05233, section 3. Conjugate gradients (Hestenes and Stiefel 1952) from zero need H_t only in
-    products with vectors, and such a product is linear attention with keys as values: a chunk's masked quadratic form
-    and the state that enters it. The number of operations grows with the steps, not with the length.
+    von Oswald et al. 2506.05233, section 3. Conjugate gradients (Hestenes and Stiefel 1952), started at zero, need H_t
+    only in products with vectors. Such a product is linear attention with keys as values: a masked quadratic form
+    within the chunk, plus the state that enters it. The number of operations grows with the steps, not with the length.
 
     Args:
         q, k: queries and keys.
         strength: weights of the keys, at least zero.
         log_decay: logarithm of the decay, at most zero.
         ridge: diagonal of the ridge, positive.
-        state: H before the first position; its dtype is the one computed in.
-        cg_steps: steps, at least one. After d_key of them the solution is exact but for roundoff, and after twice as
-            many none is taken any more.
+        state: H before the first position; its dtype is used for the computation.
+        cg_steps: conjugate gradient steps, at least one. After d_key steps the solution is exact except for roundoff,
+            and at most 2 d_key are taken.
 
     Returns:
         The solutions, and H after the last position.
@@ -75,7 +75,7 @@ def _loop(
     ridge, since_start = ridge.view(-1, 1, 1, k.shape[4]), since_start.unsqueeze(4)
     x, residual, direction = torch.zeros_like(q), q, q
     square = _square(q)
-    # Below it the residual is roundoff: the denominators keep it from being divided by itself.
+    # Below the floor a residual is roundoff; added to the denominators, it prevents dividing roundoff by roundoff.
     floor = square.detach() * torch.finfo(q.dtype).eps ** 2 + torch.finfo(q.dtype).tiny
     settles = readable(q)
     for _ in range(steps):
@@ -92,7 +92,7 @@ def _loop(
 
 
 class _Kernel(torch.autograd.Function):
-    """`_loop` as Triton compiles it."""
+    """`_loop` as a Triton kernel."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
@@ -103,13 +103,13 @@ class _Kernel(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         given = [*ctx.saved_tensors, ctx.steps]
-        if torch.is_grad_enabled():  # to be differentiated again, which the loop's gradients can be
+        if torch.is_grad_enabled():  # differentiated again: use the loop, whose gradients allow it
             return differentiable_again(_loop, given, ctx.needs_input_grad, grads)
         *of_others, of_ridge = _solved_backward(grads[0].contiguous(), *given)
         return *of_others, of_ridge.sum((0, 2)), None
 
 
-# The kernels are custom ops: one operation to a compiler.
+# The kernels are custom ops, so that a compiler sees one operation.
 
 _GIVEN = "Tensor q, Tensor k, Tensor weights, Tensor since_start, Tensor entering, Tensor ridge, int steps"
 

@@ -1,10 +1,10 @@
-"""The conjugate gradients of `zoo.ops.ridge` as Triton kernels, for CUDA: one launch for any number of steps.
+"""The conjugate gradients of `zoo.ops.ridge` as Triton kernels for CUDA: one launch for any number of steps.
 
-A program solves for the queries of one chunk, and then for those of further chunks. What a step writes, the next one
-reads in tiles from the caches of the multiprocessor: so any width fits. The forward pass overwrites its three vectors a
-query in each step. The backward pass takes the steps again, keeps the vectors of all of them, and walks back: its
-gradients are those of the steps that were taken, however far from the solution they end. A query whose residual is
-roundoff takes no further step. All products are in full float32.
+A program solves for the queries of one chunk, then for further chunks. Each step reads the results of the step before
+in tiles from the multiprocessor's caches, so any width fits. The forward pass keeps three vectors per query and
+overwrites them in each step. The backward pass repeats the steps, keeps all their vectors and walks back: its gradients
+are those of the steps taken, even far from the solution. A query whose residual is roundoff takes no further step. All
+products are in full float32.
 
 Under TRITON_INTERPRET=1 the same code runs on the CPU: slowly, for tests.
 """
@@ -19,17 +19,17 @@ import triton.language as tl
 from torch import Tensor
 
 PROGRAMS = 256
-"""Most programs at once, which bounds the memory for the steps of the backward pass."""
+"""Most concurrent programs, which bounds the memory for the steps of the backward pass."""
 BLOCK = 64
 """Most channels of a head that are computed at once."""
 
-# `no_type_check` on the kernels keeps the tests' shape checker away: triton reads their source, not the functions.
+# `no_type_check` hides the kernels from the tests' shape checker: triton compiles their source, not the functions.
 
 
 @triton.jit
 @no_type_check
 def _tile(ptr, first, size, d_key, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Load channels from `first` on of (size, d_key)."""
+    """Load channels `first` and following of a (size, d_key) matrix."""
     row, d = tl.arange(0, ROWS)[:, None], first + tl.arange(0, BLOCK)[None, :]
     return tl.load(ptr + row * d_key + d, mask=(row < size) & (d < d_key), other=0.0)
 
@@ -45,7 +45,7 @@ def _tile_t(ptr, first, size, d_key, ROWS: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 @no_type_check
 def _put(ptr, first, value, size, d_key, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Store what `_tile` loads."""
+    """Store a tile as `_tile` loads it."""
     row, d = tl.arange(0, ROWS)[:, None], first + tl.arange(0, BLOCK)[None, :]
     tl.store(ptr + row * d_key + d, value, mask=(row < size) & (d < d_key))
 
@@ -56,7 +56,7 @@ def _solve(
     q_ptr, k_ptr, weights_ptr, since_ptr, entering_ptr, ridge_ptr, x_ptr, r_ptr, p_ptr, w_ptr, square_ptr, curve_ptr,
     size, d_key, steps, kept, EPS: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Conjugate gradients of one chunk; residual r, direction p, its image w lie `kept` numbers apart for each step."""
+    """Solve one chunk by conjugate gradients. Each step stores r, p and the image w of p `kept` elements further on."""
     row, part = tl.arange(0, ROWS), tl.arange(0, BLOCK)
     here = row < size
     square = tl.zeros((ROWS,), tl.float32)
@@ -72,7 +72,7 @@ def _solve(
     since = tl.load(since_ptr + row, mask=here, other=0.0)
     tl.store(square_ptr + row, square)
     for step in range(steps):
-        tl.debug_barrier()  # all threads have written what one reads
+        tl.debug_barrier()  # a thread reads what others have written
         scores = tl.zeros((ROWS, ROWS), tl.float32)
         for first in range(0, d_key, BLOCK):
             p = _tile(p_ptr, first, size, d_key, ROWS, BLOCK)
@@ -149,7 +149,7 @@ def _backward(
     total, heads, chunks, size, d_key, steps,
     EPS: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`of_...`: the gradients, of the ridge for each chunk. Those of k, of the state and of the ridge begin at zero."""
+    """Compute the gradients (`of_...`; the ridge's per chunk). Those of k, state and ridge must start at zero."""
     program = tl.program_id(0).to(tl.int64)
     vector = size * d_key
     of_r_ptr = vectors_ptr + program * (3 * steps + 5) * vector
@@ -165,7 +165,7 @@ def _backward(
         chunk = tl.cast(chunk, tl.int64)
         at, at_k, at_state = chunk * vector, k_ptr + chunk * vector, chunk * d_key * d_key
         at_ridge = ridge_ptr + chunk // chunks % heads * d_key
-        # of_q holds the solution until its own numbers are there.
+        # of_q holds the solution until its gradient is computed.
         floor = _solve(
             q_ptr + at, at_k, weights_ptr + chunk * size * size, since_ptr + chunk * size, entering_ptr + at_state,
             at_ridge, of_q_ptr + at, r_ptr, p_ptr, w_ptr, square_ptr, curve_ptr,
@@ -188,7 +188,7 @@ def _backward(
             curve = tl.load(curve_ptr + step * ROWS + row)
             moves = before > floor
             length, growth = tl.where(moves, before / curve, 0.0), tl.where(moves, after / (before + floor), 0.0)
-            tl.debug_barrier()  # all threads have written what one reads
+            tl.debug_barrier()  # a thread reads what others have written
             of_growth = tl.zeros((ROWS,), tl.float32)
             for first in range(0, d_key, BLOCK):
                 p = _tile(p_now, first, size, d_key, ROWS, BLOCK)
@@ -271,7 +271,7 @@ def _backward(
 def forward(
     q: Tensor, k: Tensor, weights: Tensor, since_start: Tensor, entering: Tensor, ridge: Tensor, steps: int
 ) -> Tensor:
-    """Return the solutions; all are contiguous and float32, the arguments those of `_loop` in zoo.ops.ridge."""
+    """Return the solutions. Arguments are as in `_loop` of zoo.ops.ridge, all contiguous and float32."""
     x = torch.empty_like(q)
     _launch(_forward, 3, steps, (q, k, weights, since_start, entering, ridge), (x,))
     return x
@@ -287,7 +287,7 @@ def backward(
     ridge: Tensor,
     steps: int,
 ) -> tuple[Tensor, ...]:
-    """Return the gradients of the six tensors, that of the ridge for each chunk, (batch, heads, chunks, d_key)."""
+    """Return the gradients of the six tensors; the ridge's is per chunk, (batch, heads, chunks, d_key)."""
     of_q, of_weights, of_since = (torch.empty_like(t) for t in (q, weights, since_start))
     of_k, of_entering, of_ridge = torch.zeros_like(k), torch.zeros_like(entering), torch.zeros_like(k[:, :, :, 0])
     results = of_q, of_k, of_weights, of_since, of_entering, of_ridge
@@ -304,5 +304,5 @@ def _launch(kernel: Any, vectors: int, steps: int, given: tuple[Tensor, ...], re
     limits = torch.finfo(torch.float32)
     sizes = {"EPS": limits.eps, "TINY": limits.tiny, "ROWS": rows}
     block = min(BLOCK, max(16, triton.next_power_of_2(d_key)))
-    with torch.cuda.device_of(q):  # triton launches on the current device, whatever the tensors' own
+    with torch.cuda.device_of(q):  # triton launches on the current device, not on the tensors'
         kernel[(programs,)](*given, *results, *scratch, total, heads, chunks, size, d_key, steps, **sizes, BLOCK=block)
