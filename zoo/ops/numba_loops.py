@@ -1,8 +1,8 @@
-"""Loops that numba makes machine code of, without a compiler on the machine (extra `fast`).
+"""Loops compiled to machine code by numba, which needs no compiler on the machine (extra `fast`).
 
-They are compiled at their first call, seconds each, and kept on disk; the logger `zoo.ops.numba_loops` reports it, at
-level INFO, when it begins. Threads are Python's own, as many as torch's: an OpenMP region would wait for every core of
-its team, also for one that another process holds.
+Loops are compiled at their first call, which takes seconds each, and cached on disk; the logger `zoo.ops.numba_loops`
+reports each compilation at level INFO. Threads are Python threads, as many as torch uses. An OpenMP region would wait
+for every core of its team, even one that another process occupies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from numba.core import event as numba_event
 from torch import Tensor
 
-_SHARES = 4  # parts of the work for a thread: where one is held up, the others take the rest
+_SHARES = 4  # parts of the work per thread: if one thread is delayed, the others take over
 
 logger = logging.getLogger(__name__)
 _pool: tuple[int, ThreadPoolExecutor] | None = None
@@ -28,18 +28,18 @@ _labels: dict[Any, str] = {}
 
 
 def compiled(function: Callable[..., Any], fastmath: tuple[str, ...] = ("contract",), label: str | None = None) -> Any:
-    """Machine code that lets other threads run. A product and a sum may be fused; nothing else changes a number.
+    """Return `function` as machine code that releases the GIL. A product and a sum may be fused; all else is exact.
 
     Args:
         function: the loops, in the subset of Python that numba compiles.
-        fastmath: LLVM's names of the liberties that the compiler may take.
-        label: its name in the log when it is compiled; default None: no message.
+        fastmath: LLVM's names of the optimisations that the compiler may apply.
+        label: name for the log when it is compiled; default None: no message.
     """
-    function = inspect.unwrap(function)  # out of the shape checker that the tests put around everything in zoo
+    function = inspect.unwrap(function)  # without the shape checker in which the tests wrap all functions of zoo
     options: Any = {"nogil": True, "fastmath": set(fastmath), "error_model": "numpy", "boundscheck": False}
     try:
         kernel = numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # no folder that could hold the code: compile it in each process
+    except RuntimeError:  # no writable cache folder: compile in each process
         kernel = numba.njit(**options)(function)
     if label is not None:
         _labels[kernel] = label
@@ -47,13 +47,13 @@ def compiled(function: Callable[..., Any], fastmath: tuple[str, ...] = ("contrac
 
 
 def share_out(kernel: Callable[..., None], n_tasks: int, *given: Any) -> None:
-    """Call kernel(first, last, *given) for parts of `n_tasks` tasks, in as many threads as torch would use.
+    """Call kernel(first, last, *given) on parts of `n_tasks` tasks, in as many threads as torch uses.
 
-    Tensors among `given` become arrays.
+    Tensors in `given` are passed as arrays.
     """
     arguments = [t.detach().numpy() if isinstance(t, Tensor) else t for t in given]
     n_threads = min(n_tasks, torch.get_num_threads())
-    if n_threads <= 1:  # none for a batch without rows
+    if n_threads <= 1:  # zero for an empty batch
         kernel(0, n_tasks, *arguments)
         return
     n_shares = min(n_tasks, _SHARES * n_threads)
@@ -75,12 +75,12 @@ def _forget_threads() -> None:
     _pool = None
 
 
-if hasattr(os, "register_at_fork"):  # where processes fork, the new one has none of its parent's threads
+if hasattr(os, "register_at_fork"):  # a forked process has none of its parent's threads
     os.register_at_fork(after_in_child=_forget_threads)
 
 
 class _Announcement(numba_event.Listener):
-    """Say that loops are being compiled; code that is found on disk raises no such event."""
+    """Log the compilation of loops; code that is loaded from disk raises no such event."""
 
     def on_start(self, event: Any) -> None:
         kernel = event.data["dispatcher"]

@@ -1,4 +1,4 @@
-"""Attention whose keys are moved by Householder-like maps on their way to the query."""
+"""PaTH attention: each position between key and query multiplies the key by a Householder-like map."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def path_attend(
 ) -> tuple[Float[Tensor, "batch n_heads seq d_value"], Float[Tensor, "batch n_kv_heads slots d_head"]]:
     """softmax_j((q_i^T H_i ... H_{j+1} k_j + log f_{j+1} + ... + log f_i) / sqrt(d_head)) v_j, H as in `path_logits`.
 
-    No matrix over all pairs of positions is kept for the backward pass, which computes it again. On the CPU, a block of
-    queries at a time, none is made. The keys before a block are moved up to it block by block, each time from where
-    their own block ends.
+    The backward pass recomputes the matrix over pairs of positions instead of keeping it. On the CPU, queries are
+    processed in blocks, so the whole matrix never exists. The keys of earlier blocks are stored as they are at the end
+    of their own block, and each later block moves them up to its start, block by block.
 
     Args:
         q, k, w, beta, cache: as in `path_logits`.
@@ -50,7 +50,7 @@ def path_attend(
         log_forget, forgotten: as in `forgetting_attend`; None for no gate.
 
     Returns:
-        One output a query and head, and the keys of all slots, moved by all positions.
+        One output per query and head, and the keys of all slots, moved by all positions.
     """
     past, product = cache.shape[2], chunk_product(cache)
     blocks = query_blocks(q) if on_cpu(q) else [(0, int(q.shape[2]))]
@@ -59,7 +59,9 @@ def path_attend(
     with full_precision(q.device):
         q, k, w, beta = (t.to(cache.dtype) for t in (q, k, w, beta))
         ends = _block_ends(k, w, beta, len(blocks) - 1, blocks[0][1])
-        for n, (first, last) in reversed([*enumerate(blocks)]):  # smaller ones then fit where larger ones were
+        for n, (first, last) in reversed(
+            [*enumerate(blocks)]
+        ):  # largest first, so that smaller blocks fit into freed memory
             given = [t[:, :, first:last] for t in (q, k, w, beta)]
             given += [v[:, :, : past + last], None if log_forget is None else log_forget[:, :, :last], forgotten]
             given += [cache, *(t[:, :n] for t in ends)]
@@ -82,7 +84,7 @@ def _block(
     forgotten: Tensor | None,
     *keys: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """`path_attend` of a block of queries; `keys` are those before it, see `_moved_up`."""
+    """`path_attend` of one block of queries; `keys` are the earlier ones, as `_moved_up` takes them."""
     first = v.shape[2] - past - q.shape[2]
     logits, after = path_logits(product, q, k, w, beta, _moved_up(*keys))
     if gate is not None and forgotten is not None:
@@ -92,11 +94,11 @@ def _block(
 
 
 def _block_ends(k: Tensor, w: Tensor, beta: Tensor, n_blocks: int, size: int) -> tuple[Tensor, Tensor]:
-    """Return, of each of the first blocks, its map of earlier keys, k^T -> k^T map, and its own keys where it ends."""
+    """Return, for each of the first blocks, its map of earlier keys (k^T -> k^T map) and its own keys at its end."""
     d_head = k.shape[3]
     if not n_blocks:
         return k.new_empty(len(k), 0, k.shape[1], d_head, d_head), k.new_empty(len(k), 0, k.shape[1], size, d_head)
-    # Blocks lie side by side in the batch; the rows of the identity, moved, are the map.
+    # Blocks become rows of the batch. The rows of the identity, moved like keys, are the map.
     k, w, beta = (
         t[:, :, : n_blocks * size].unflatten(2, (n_blocks, size)).transpose(1, 2).flatten(0, 1) for t in (k, w, beta)
     )
@@ -127,22 +129,22 @@ def path_logits(
 ) -> tuple[Float[Tensor, "batch n_heads seq slots"], Float[Tensor, "batch n_kv_heads slots d_head"]]:
     """q_i^T H_i H_{i-1} ... H_{j+1} k_j with H_t = I - beta_t w_t w_t^T (Yang et al. 2505.16381, section 2).
 
-    Position t takes c_tj = beta_t w_t . (H_{t-1} ... H_{j+1} k_j) of w_t out of every key j before it. With K the keys
-    as they stand before a chunk and, of the chunk's own, as they come,
+    Position t subtracts c_tj w_t with c_tj = beta_t w_t . (H_{t-1} ... H_{j+1} k_j) from every earlier key j. With K
+    the earlier keys as they are before a chunk, followed by the chunk's own keys,
 
         (I + tril(beta W W^T, -1)) C = beta W K^T, zero for a key's own position and those before it,
         logits = Q K^T - tril(Q W^T) C,      keys after the chunk = K - C^T W,
 
-    so that one triangular solve per chunk replaces its product of maps (the WY form), and the keys that go from
-    chunk to chunk are the whole state. Entries above the diagonal are no logits.
+    so one triangular solve per chunk replaces its product of maps (the WY form), and the keys that go from chunk to
+    chunk are the whole state. Entries above the diagonal are not logits.
 
     Args:
-        product: `chunk_product` of the cache; what moves the keys is not rounded.
+        product: `chunk_product` of the cache; the moving of keys is not rounded.
         q: queries; groups of heads share the heads of k and w.
         k: keys.
         w: directions, of length one or shorter.
-        beta: 0 to 2; zero moves no key, 2 reflects.
-        cache: keys before the first position, moved by all positions so far; its dtype is the one computed in.
+        beta: 0 to 2; 0 moves no key, 2 reflects.
+        cache: keys before the first position, moved by all positions so far; its dtype is used for the computation.
 
     Returns:
         The logits for the cached slots and the chunk's, and the keys of all of them, moved by all positions.
@@ -169,11 +171,12 @@ def _one_by_one(
 
 
 def _in_pairs(product: Product, q: Tensor, k: Tensor, w: Tensor, beta: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
-    """`_one_by_one` in a number of operations that does not grow with the sequence.
+    """`_one_by_one` in a fixed number of operations for any length.
 
     All chunks are computed at once: their own logits, their keys moved to their end, their queries moved to their
     start, and their maps, by which later chunks move these keys. Then neighbours are joined, in log2(chunks) steps:
-    queries of the right one meet keys of the left one in between, and both move on to the ends of the joint chunk.
+    queries of the right chunk meet keys of the left one at their common border, and both move on to the ends of the
+    joint chunk.
     """
     past, seq_len, d_head = cache.shape[2], k.shape[2], k.shape[3]
     n_chunks = 1 << (min(_MOST_CHUNKS, -(-seq_len // CHUNK)) - 1).bit_length()
@@ -203,7 +206,7 @@ def _in_pairs(product: Product, q: Tensor, k: Tensor, w: Tensor, beta: Tensor, c
 
 
 def _chunks(k: Tensor, w: Tensor, beta: Tensor, keys: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-    """Yield for each chunk its positions, the keys before it and its own, C of `path_logits`, and the keys after."""
+    """Yield per chunk: its positions, the keys before it and its own, C of `path_logits`, and the keys after it."""
     for first in range(0, k.shape[2], CHUNK):
         past, here = keys.shape[2], slice(first, first + CHUNK)
         w_c, keys = w[:, :, here], torch.cat((keys, k[:, :, here]), dim=2)

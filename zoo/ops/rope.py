@@ -1,4 +1,4 @@
-"""Rotary position encoding, and the ways to stretch it beyond the length it was trained at."""
+"""Rotary position encoding (RoPE), and its scalings beyond the trained length."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 from zoo.errors import unknown
 
 Scaling = Mapping[str, Any]
-"""`{"rope_type": ..., **fields}`, by the names that a config.json of transformers gives them."""
+"""`{"rope_type": ..., **fields}`, with the field names of transformers' config.json."""
 
 
 def require_pairs(d_head: int) -> None:
-    """Raise ValueError unless `rotate` can take the channels of a head in pairs."""
+    """Raise ValueError unless the channels of a head form pairs, as `rotate` needs."""
     if d_head % 2:
         raise ValueError(f"rope needs an even d_head, got {d_head}")
 
@@ -32,21 +32,21 @@ def rotate(
 ) -> Float[Tensor, "batch heads seq d_head"]:
     """Apply rotary position encoding (Su et al. 2104.09864, eq. 34).
 
-    The pair (c, c + d_rope / 2) is turned by the angle position * frequency_c, and multiplied by `gain(scaling)`.
+    The pair (c, c + d_rope / 2) is rotated by the angle position * frequency_c and multiplied by `gain(scaling)`.
 
     Args:
         t: queries or keys.
         positions: position of each query or key in its row.
         base: frequency_c is base^(-2c / d_rope) without scaling.
         scaling: result of `complete_scaling`.
-        total: length of each row's sequence so far, which scaling by type dynamic depends on.
-        d_rope: how many channels are turned, the first ones (Qwen3-Next); default all.
+        total: length of each row's sequence so far; needed by type dynamic.
+        d_rope: rotated channels, the first ones (Qwen3-Next); default all.
     """
     if d_rope == 0:
         return t
     if d_rope not in (None, t.shape[-1]):
-        turned, still = t.split((d_rope, t.shape[-1] - d_rope), dim=-1)
-        return torch.cat((rotate(turned, positions, base, scaling, total), still), dim=-1)
+        rotary, rest = t.split((d_rope, t.shape[-1] - d_rope), dim=-1)
+        return torch.cat((rotate(rotary, positions, base, scaling, total), rest), dim=-1)
     half = t.shape[-1] // 2
     wide = torch.promote_types(t.dtype, torch.float32)
     frequency = frequencies(2 * half, base, scaling, total, wide, t.device).unsqueeze(1)
@@ -59,11 +59,10 @@ def rotate(
 
 
 def turned_channels(d_rope: int | None, d_head: int, base: float) -> int:
-    """Return how many of a head's channels `rotate` turns: all that make pairs, unless d_rope is given.
+    """Return the number of channels of a head that `rotate` rotates: d_rope, by default d_head rounded down to even.
 
     Raises:
-        ValueError: d_rope is no even number up to d_head, or base, whose powers are the wavelengths, is no finite
-            number above 1.
+        ValueError: d_rope is not an even number from 0 to d_head, or base is not a finite number above 1.
     """
     if d_rope is None:
         d_rope = d_head // 2 * 2
@@ -82,7 +81,7 @@ def frequencies(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
 ) -> Float[Tensor, "rows half"]:
-    """Return radians per position of each pair of channels; a row for each sequence if they depend on its length."""
+    """Return radians per position for each pair of channels: one row, or one per sequence if its length matters."""
     exponent = torch.arange(d_head // 2, device=device, dtype=dtype) / -(d_head // 2)
     plain = (base**exponent).unsqueeze(0)
     if scaling is None:
@@ -108,9 +107,9 @@ def _linear(plain: Tensor, base: float, scaling: Scaling, total: Tensor | None) 
 
 
 def _dynamic(plain: Tensor, base: float, scaling: Scaling, total: Tensor | None) -> Tensor:
-    """Raise the base with the row's own length beyond the trained one ("dynamic NTK", Peng et al. 2309.00071, 3.3).
+    """Increase the base with the row's length beyond the trained one ("dynamic NTK", Peng et al. 2309.00071, 3.3).
 
-    The slowest pair then turns as if positions were divided by factor * total / trained - (factor - 1).
+    The slowest pair then rotates as if positions were divided by factor * total / trained - (factor - 1).
     """
     if total is None:
         raise ValueError("rope of type dynamic needs the length of each sequence")
@@ -120,9 +119,9 @@ def _dynamic(plain: Tensor, base: float, scaling: Scaling, total: Tensor | None)
 
 
 def _yarn(plain: Tensor, base: float, scaling: Scaling, total: Tensor | None) -> Tensor:
-    """Divide slow pairs by the factor, keep fast ones, ramp between them (Peng et al. 2309.00071, eq. 17-20).
+    """Divide frequencies of slow pairs by the factor, keep fast ones, ramp between (Peng et al. 2309.00071, eq. 17-20).
 
-    The ramp lies between the pairs that turn beta_fast and beta_slow times within the trained length.
+    The ramp is between the pairs that rotate beta_fast and beta_slow times within the trained length.
     """
     half, trained = plain.shape[-1], scaling["original_max_position_embeddings"]
     first, last = (
@@ -131,17 +130,17 @@ def _yarn(plain: Tensor, base: float, scaling: Scaling, total: Tensor | None) ->
     )
     if scaling["truncate"]:
         first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, 2 * half - 1)  # the published bound on `last`: twice the pairs there are
+    first, last = max(first, 0), min(last, 2 * half - 1)  # `last` has the published bound, twice the number of pairs
     width = last - first or 0.001
     slow = ((torch.arange(half, device=plain.device, dtype=plain.dtype) - first) / width).clamp(0, 1)
     return plain * (1 - slow) + plain / scaling["factor"] * slow
 
 
 def _llama3(plain: Tensor, base: float, scaling: Scaling, total: Tensor | None) -> Tensor:
-    """Divide slow pairs by the factor, keep fast ones, in between go by how often they turn (Llama 3.1).
+    """Divide the frequencies of slow pairs by the factor, keep fast ones, interpolate in between (Llama 3.1).
 
-    Slow and fast: less than low_freq_factor and more than high_freq_factor turns within the trained length (Grattafiori
-    et al. 2407.21783, 3.4; the bands are those of Meta's llama-models).
+    Slow and fast pairs rotate less than low_freq_factor and more than high_freq_factor times within the trained length
+    (Grattafiori et al. 2407.21783, 3.4; the bands follow Meta's llama-models).
     """
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = scaling["original_max_position_embeddings"] * plain / (2 * math.pi)
@@ -170,14 +169,14 @@ SCALINGS = {
     "yarn": _Kind(_yarn, ("factor", _TRAINED), _YARN),
     "llama3": _Kind(_llama3, ("factor", _TRAINED, "low_freq_factor", "high_freq_factor"), {}),
 }
-"""Each type of scaling: its frequencies, the fields it must have, and those it may have with their defaults."""
+"""Each type of scaling: its frequencies, its required fields, and its optional fields with their defaults."""
 
 
 def complete_scaling(scaling: Scaling, d_head: int) -> dict[str, Any]:
-    """`scaling` with its type's defaults filled in.
+    """Return `scaling` with its type's defaults filled in.
 
     Raises:
-        ValueError: an unknown type or field, a field that is absent, not a positive number, or without sense.
+        ValueError: an unknown type or field, or a field that is missing or has an invalid value.
     """
     given = dict(scaling)
     name = given.pop("rope_type", None)
@@ -189,7 +188,7 @@ def complete_scaling(scaling: Scaling, d_head: int) -> dict[str, Any]:
             raise ValueError(unknown(f"field of rope_type {name!r}", field, [*kind.required, *kind.defaults]))
     for field in kind.required:
         if field not in given:
-            raise ValueError(f"rope_type {name!r} needs {field}; its fields: {', '.join(kind.required)}")
+            raise ValueError(f"rope_type {name!r} needs {field}; required fields: {', '.join(kind.required)}")
     complete: dict[str, Any] = {"rope_type": name, **kind.defaults, **given}
     for field, value in complete.items():
         if field == "rope_type" or (value is None and kind.defaults.get(field, 0) is None):

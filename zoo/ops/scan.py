@@ -3,10 +3,10 @@
     h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t        h (d_inner, d_state)
     y_t = h_t C_t
 
-Three backends compute the same numbers, one file each: `scan_torch` (everywhere, the only one in float64),
-`scan_numba` (CPU), `scan_triton` (CUDA). All keep one state a chunk, recompute the rest in backward and divide
-nothing by a decay. Each has `chunk_length`, `scan` and `scan_backward` as the custom ops here call them, and is
-imported when it is first used.
+Three backends compute the same results, one file each: `scan_torch` (everywhere, the only one in float64), `scan_numba`
+(CPU) and `scan_triton` (CUDA). All keep one state per chunk, recompute the others in the backward pass, and never
+divide by a decay. Each defines `chunk_length`, `scan` and `scan_backward`, which the custom ops here call, and is
+imported on first use.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ def selective_scan(
     backend: str | None = None,
     check: bool = True,
 ) -> tuple[Float[Tensor, "batch seq d_inner"], Float[Tensor, "batch d_inner d_state"]]:
-    """Scan the whole sequence; differentiable once, for every argument.
+    """Scan the whole sequence; differentiable once, in every argument.
 
-    In float32 a decay exp(dt A) next to 1 is rounded to 6e-8. Where steps vary, these errors average out; where every
-    step is the same small number they add up, to 4e-6 of the output after 4096 positions of dt = 1e-3 and 3e-5 at 1e-6,
-    in every backend. Float64 has none of it.
+    In float32, a decay exp(dt A) close to 1 has a rounding error of 6e-8. If steps vary, these errors average out. If
+    every step is the same small number they add up, in every backend: after 4096 positions, to 4e-6 of the output for
+    dt = 1e-3 and to 3e-5 for 1e-6. float64 avoids this.
 
     Args:
         x: input.
@@ -61,20 +61,20 @@ def selective_scan(
         A: decay rates, not positive.
         B, C: input and output directions.
         D: skip, adds D x.
-        state: h before the first position, in float32 or, for x in float64, float64; default zero.
-        backend: "torch", "numba" or "triton". When absent: triton on CUDA and numba on the CPU, where they are
-            installed; torch elsewhere and in float64.
-        check: whether to look at the values of dt and A. A caller that has made them with the right sign saves a
-            pass, and a NaN then goes through to the outputs.
+        state: h before the first position, in float32, or in float64 if x is float64; default zero.
+        backend: "torch", "numba" or "triton". By default, triton on CUDA and numba on the CPU if installed, and torch
+            otherwise and in float64.
+        check: check the values of dt and A. A caller that guarantees their signs saves a pass by False; a NaN then
+            reaches the outputs.
 
     Returns:
         y in x's dtype, and h after the last position. Computed in at least float32.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit together, an empty sequence, a backend that is unknown
-            or cannot take x; a dt that is negative or not finite, an A that is positive or not finite (on CUDA these
-            two stop the device with torch's assertion, since reading them here would wait for it).
-        ImportError: the backend asked for is not installed.
+        ValueError: shapes, dtypes or devices that do not fit together, an empty sequence, a backend that is unknown or
+            cannot take x; a dt that is negative or not finite, an A that is positive or not finite. On CUDA the last
+            two are torch's device-side assertions, since reading the values here would wait for the device.
+        ImportError: the requested backend is not installed.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     _require_fit(x, dt, A, B, C, D, state, wide)
@@ -132,14 +132,14 @@ def _require_fit(
 
 
 def _is_watched(tensors: tuple[Tensor | None, ...]) -> bool:
-    """By autograd, a compiler, torch.func, or by autocast, which would narrow the operations outside the ops."""
+    """Return whether autograd, a compiler, torch.func or autocast affects the operations outside the custom ops."""
     if followed() or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
         return True
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def _choose(backend: str | None, x: Tensor, wide: torch.dtype) -> str:
-    """Return the backend's name: the one asked for, if it can take x, or the fastest there is."""
+    """Return the name of the requested backend, if it can take x, or by default of the fastest one available."""
     kind = x.device.type
     if backend is None:
         fastest = {"cpu": "numba", "cuda": "triton"}.get(kind, "torch")
@@ -149,7 +149,7 @@ def _choose(backend: str | None, x: Tensor, wide: torch.dtype) -> str:
     if backend == "torch":
         return backend
     if wide != torch.float32:
-        raise ValueError(f"backend {backend!r} computes in float32: x in {x.dtype} goes to 'torch'")
+        raise ValueError(f"backend {backend!r} computes in float32: for x in {x.dtype} use 'torch'")
     if backend == "numba" and kind != "cpu":
         raise ValueError(f"backend 'numba' needs tensors on the CPU, x is on {x.device}")
     if backend == "triton" and kind != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
@@ -172,7 +172,7 @@ def _module(backend: str) -> ModuleType:
 
 
 def _require_signs(dt: Tensor, A: Tensor) -> None:
-    """Raise ValueError unless dt >= 0 >= A, all of it finite."""
+    """Raise ValueError unless dt >= 0 >= A, with all values finite."""
     if dt.numel() == 0 or dt.is_meta:
         return
     if dt.is_cuda:
@@ -187,7 +187,7 @@ def _require_signs(dt: Tensor, A: Tensor) -> None:
         raise ValueError(f"A must be finite and not positive, got values from {low:g} to {high:g}")
 
 
-# Schemas are written out: a shape checker wrapped around the functions hides the annotations that torch would read.
+# Explicit schemas: the tests' shape checker wraps the functions and hides their annotations from torch.
 _GIVEN = "(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor state, str backend, bool check)"
 _BACKWARD_SCHEMA = (
     "(Tensor grad_y, Tensor grad_final, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor entering,"
@@ -199,7 +199,7 @@ _BACKWARD_SCHEMA = (
 def _scan(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, backend: str, check: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return y, the final state, and the state that entered each chunk (chunk, batch, d_state, d_inner)."""
+    """Return y, the final state, and the state that enters each chunk (chunk, batch, d_state, d_inner)."""
     if check:
         _require_signs(dt, A)
     with full_precision(x.device):
@@ -208,7 +208,7 @@ def _scan(
 
 @torch.library.custom_op("zoo::selective_scan_backward", mutates_args=(), schema=_BACKWARD_SCHEMA)
 def _scan_backward(*given: Any) -> tuple[Tensor, ...]:
-    """Return gradients of x, dt, A, B, C and the initial state, each in its own dtype.
+    """Return gradients of x, dt, A, B, C and the initial state, each in the dtype of its tensor.
 
     With g_t the gradient that reaches h_t:  g_t = C_t grad_y_t + exp(dt_{t+1} A) g_{t+1}.
     """
@@ -246,7 +246,7 @@ def _keep(ctx, inputs: tuple, output: tuple[Tensor, ...]) -> None:
 def _differentiate(
     ctx, grad_y: Tensor | None, grad_final: Tensor | None, _: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors  # read once: under activation checkpointing they are computed again
+    saved = ctx.saved_tensors  # read once: under activation checkpointing each read recomputes them
     x, A = saved[0], saved[2]
     grad_y = torch.zeros_like(x) if grad_y is None else grad_y
     grad_final = A.new_zeros(x.shape[0], *A.shape) if grad_final is None else grad_final
@@ -264,6 +264,6 @@ _differentiable_scan = transformable(_scan, _keep, _differentiate)
 def _outputs(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, backend: str, check: bool
 ) -> tuple[Tensor, Tensor]:
-    """y and the final state: the states between chunks stay inside."""
+    """Return y and the final state, without the states between chunks."""
     y, final, _ = _differentiable_scan(x, dt, A, B, C, state, backend, check)
     return y, final

@@ -1,11 +1,11 @@
-"""Backend `numba` of `zoo.ops.scan`: float32 on the CPU, compiled without a compiler on the machine (extra `fast`).
+"""Backend `numba` of `zoo.ops.scan`: float32 on the CPU, without a compiler on the machine (extra `fast`).
 
-One pass over time with the state in cache, in place of the bulk operations of `zoo.ops.scan_torch`. State index
-before channel, channel innermost: every inner loop runs over neighbours in memory, without a branch or a call, and
-becomes vector instructions. docs/performance.md lists the gain of each trick.
+It makes one pass over time with the state in cache; `zoo.ops.scan_torch` uses bulk operations instead. The state index
+comes before the channel, and channels are innermost: every inner loop runs over adjacent memory without branches or
+calls, so it vectorises. docs/performance.md lists the gain of each trick.
 
-A task is a row of the batch and a block of channels. Tasks share nothing that they write, so any number of threads
-computes the same numbers.
+A task is a row of the batch and a block of channels. Tasks write to disjoint memory, so results do not depend on the
+number of threads.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from torch import Tensor
 from zoo.ops.numba_loops import compiled, share_out
 
 _CHUNK = 64  # steps between two states that forward keeps for backward
-_BLOCK = 256  # channels of a task: with fewer there is more to set up for each inner loop
-# Steps between asking for a row and using it: no processor foresees rows that lie pages apart.
-_AHEAD = 4
+_BLOCK = 256  # channels of a task: fewer would mean more setup per inner loop
+_AHEAD = 4  # steps that a row is prefetched ahead: processors do not predict rows that are pages apart
 
 
 def chunk_length(batch: int, d_inner: int, d_state: int, seq_len: int) -> int:
@@ -35,7 +34,7 @@ def chunk_length(batch: int, d_inner: int, d_state: int, seq_len: int) -> int:
 
 
 def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """y, the final state, and the state that enters each chunk (chunk, batch, d_state, d_inner)."""
+    """Return y, the final state, and the state that enters each chunk (chunk, batch, d_state, d_inner)."""
     batch, seq_len, d_inner = x.shape
     y, final = torch.empty_like(x), torch.empty_like(state)
     entering = x.new_empty(-(-seq_len // _CHUNK), batch, A.shape[1], d_inner)
@@ -58,7 +57,7 @@ def scan_backward(
 
 
 def _in_order(shares: Tensor) -> Tensor:
-    """Add them up one after another: the result is the same for any number of threads."""
+    """Sum the shares one after the other, so that the result is the same for any number of threads."""
     total = shares.new_zeros(shares.shape[1:])
     for share in shares.unbind(0):
         total += share
@@ -74,9 +73,9 @@ def _tasks(batch: int, d_inner: int) -> int:
 _F0 = np.float32(0.0)
 _LOG2_E = np.float32(math.log2(math.e))
 _LN_2 = np.float32(math.log(2))
-# 2^f = 1 + f (p1 + f (p2 + ...)) for |f| <= 1/2: the polynomial of least relative error, 1e-7, whose value and slope at
-# 0 are exact. `2 ** e` would be a call, and no loop makes vector instructions of that. The coefficients are handed to
-# the loops as values: a constant in their code would be loaded anew at each turn.
+# 2^f = 1 + f (p1 + f (p2 + ...)) for |f| <= 1/2: the polynomial of least relative error, 1e-7, with exact value and
+# slope at 0. `2 ** e` would be a call, which prevents vectorisation. The coefficients are arguments of the loops:
+# constants in their code would be reloaded in every iteration.
 _EXP2 = tuple(
     np.float32(value)
     for value in (
@@ -94,7 +93,7 @@ _EXP2 = tuple(
 
 @partial(compiled, fastmath=("contract", "reassoc", "nsz"))
 def _plus(total: Any, term: Any) -> Any:
-    """total + term in a sum whose order is left to the compiler, which then adds up many at once."""
+    """Return total + term in a sum that the compiler may reorder, and so vectorise."""
     return total + term
 
 
@@ -115,7 +114,7 @@ def _exp2(e: Any, constants: Any) -> Any:
 
 @intrinsic
 def _prefetch(typing_context: Any, address: Any) -> Any:
-    """Ask for the cache line at `address`, to be read soon."""
+    """Prefetch the cache line at `address`."""
 
     def call(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -135,13 +134,13 @@ def _ask_for(row: Any) -> None:
         _prefetch(row[d:].ctypes.data)  # pyright: ignore[reportCallIssue]: numba supplies the typing context
 
 
-# The values that backward keeps of a step lie in one buffer: the compiler then sees without checks that rows are
-# apart.
+# All values that backward keeps of a step are in one buffer, so the compiler knows without checks that rows do not
+# overlap.
 
 
 @partial(compiled, label="the scan")
 def _forward(first: int, last: int, exp2: Any, *arrays: Any) -> None:
-    """Fill y, final and entering for the tasks from `first` to before `last`."""
+    """Fill y, final and entering for the tasks first, ..., last - 1."""
     x, dt, A, B, C, state, y, final, entering = arrays
     _, seq_len, d_inner = x.shape
     d_state = A.shape[1]
@@ -156,7 +155,7 @@ def _forward(first: int, last: int, exp2: Any, *arrays: Any) -> None:
         stop = start + width
         for d in range(width):
             for n in range(d_state):
-                h[n, d] = state[i, start + d, n]  # transposed: channels lie next to each other
+                h[n, d] = state[i, start + d, n]  # transposed: channels are adjacent
                 rates[n, d] = A[start + d, n] * _LOG2_E
         for t in range(seq_len):
             if t % _CHUNK == 0:
@@ -186,20 +185,20 @@ def _forward(first: int, last: int, exp2: Any, *arrays: Any) -> None:
 
 @partial(compiled, label="the scan")
 def _backward(first: int, last: int, exp2: Any, *arrays: Any) -> None:
-    """Fill the gradients for the tasks from `first` to before `last`.
+    """Fill the gradients for the tasks first, ..., last - 1.
 
-    grad_A is a row's share (batch, d_inner, d_state) in float64; grad_B and grad_C are a block's (blocks, batch, seq,
-    d_state). Chunk by chunk from the end, and in a chunk state by state: its values again, then the gradients back
-    through them while they lie in cache.
+    grad_A is per row, (batch, d_inner, d_state) in float64; grad_B and grad_C are per block, (blocks, batch, seq,
+    d_state). Chunks are processed from the last to the first, and within a chunk state by state: first recompute its
+    values, then propagate the gradients back through them while they are in cache.
     """
     grad_y, grad_final, x, dt, A, B, C, entering = arrays[:8]
     grad_x, grad_dt, grad_A, grad_B, grad_C, grad_state = arrays[8:]
     _, seq_len, d_inner = x.shape
     d_state = A.shape[1]
     n_blocks = (d_inner + _BLOCK - 1) // _BLOCK
-    # Of each step: dt, u = dt x, the gradients of y, u and dt, and of a state the value before and the decay.
+    # Per step: dt, u = dt x, the gradients of y, u and dt, and for the current state its value before and its decay.
     kept = np.empty((_CHUNK + 1, 7, _BLOCK), np.float32)
-    # Of each state: the gradient that arrives, the rate, and the chunk's part of the gradient of the rate.
+    # Per state: the arriving gradient, the rate, and the chunk's part of the gradient of the rate.
     each = np.empty((d_state, 3, _BLOCK), np.float32)
     for task in range(first, last):
         i, block = task // n_blocks, task % n_blocks
@@ -225,7 +224,7 @@ def _backward(first: int, last: int, exp2: Any, *arrays: Any) -> None:
                     grad_step[d] = _F0
                 _ask_for(grad_x[i, t, start:stop])
                 _ask_for(grad_dt[i, t, start:stop])
-                if chunk > 0:  # the rows of the chunk that comes next
+                if chunk > 0:  # the rows of the next chunk
                     _ask_for(x[i, t - _CHUNK, start:stop])
                     _ask_for(dt[i, t - _CHUNK, start:stop])
                     _ask_for(grad_y[i, t - _CHUNK, start:stop])
@@ -256,7 +255,7 @@ def _backward(first: int, last: int, exp2: Any, *arrays: Any) -> None:
                         total = _plus(total, arrived * u[d])
                         grad_u[d] += arrived * b
                         arrived *= decay[d]
-                        g[d] = arrived  # of h_{t-1}
+                        g[d] = arrived  # gradient of h_{t-1}
                         arrived *= h[d]  # the gradient of dt A
                         grad_step[d] += arrived * rate[d]
                         share[d] += arrived * steps[d]
@@ -268,7 +267,7 @@ def _backward(first: int, last: int, exp2: Any, *arrays: Any) -> None:
                 steps, grad_u, grad_step = kept[k, 0], kept[k, 3], kept[k, 4]
                 for d in range(width):
                     grad_x[i, t, start + d] = grad_u[d] * steps[d]
-                    # rate = A log2(e), so the gradient of dt by way of the decay lacks a factor ln 2.
+                    # rate = A log2(e), so the gradient of dt through the decay lacks a factor ln 2.
                     grad_dt[i, t, start + d] = grad_step[d] * _LN_2 + grad_u[d] * x[i, t, start + d]
         for d in range(width):
             for n in range(d_state):

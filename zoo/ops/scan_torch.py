@@ -1,12 +1,12 @@
 """Backend `torch` of `zoo.ops.scan`: bulk operations on a few steps at a time, on any device and in any precision.
 
-The decays and inputs of some steps are made in bulk, then one multiply-add a step runs the recurrence in place. Inside,
-time comes first and channels last.
+Decays and inputs of several steps are computed in bulk, then one multiply-add per step runs the recurrence in place.
+Inside, time comes first and channels last.
 
-On the CPU no operation is so large that torch would share it out among threads: there are a dozen for every few
-steps, microseconds each, and with a second thread each would wait for a core that may be busy, on a loaded machine
-tens of times as long as the work takes. So rows and channels are taken in blocks, and steps in pieces of `_GRAIN`
-numbers at most; weighted sums are a product and a sum, since `torch.bmm` asks for threads at any size.
+On the CPU, operations are kept too small for torch to distribute over threads. There are a dozen per few steps, each
+taking microseconds. With a second thread, each would wait for a core that may be busy, which on a loaded machine takes
+tens of times as long as the work. So rows and channels are processed in blocks, and steps in pieces of at most `_GRAIN`
+elements. Weighted sums are a product and a sum, since `torch.bmm` uses threads at any size.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from torch import Tensor
 Tensors: TypeAlias = tuple[Tensor, ...]
 
 _LOG2_E = math.log2(math.e)  # exp2 is markedly faster than exp on CPUs
-_GRAIN = 32_767  # numbers that torch leaves to one thread; from 32,768 on it takes more
-_BLOCK = 4_096  # numbers of a state that one pass over time carries: a piece then has seven steps or more
-_CHUNK_NUMBERS = 65_536  # of the states between two that are kept: a quarter of a megabyte stays in the core's cache
+_GRAIN = 32_767  # most elements that torch processes in one thread
+_BLOCK = 4_096  # elements of a state that one pass over time carries: a piece then has seven steps or more
+_CHUNK_NUMBERS = 65_536  # elements of the states between two kept ones: a quarter of a megabyte stays in cache
 
 
 def _piece(batch: int, d_inner: int, d_state: int) -> tuple[int, int, int]:
-    """Return rows and channels of a block, and the steps of a piece."""
+    """Return rows and channels of a block, and steps of a piece."""
     channels = max(1, min(d_inner, _BLOCK // d_state))
     rows = max(1, min(batch, _BLOCK // (channels * d_state)))
     return rows, channels, max(1, min(64, _GRAIN // (rows * channels * d_state)))
 
 
 def chunk_length(batch: int, d_inner: int, d_state: int, seq_len: int) -> int:
-    """Return the steps of a chunk, whole pieces: one state a chunk is kept for backward."""
+    """Return the steps of a chunk, a multiple of a piece; backward keeps one state per chunk."""
     steps = max(16, min(128, _CHUNK_NUMBERS // max(1, batch * d_inner * d_state)))
     piece = _piece(batch, d_inner, d_state)[2]
     return min(seq_len, max(1, steps // piece) * piece)
 
 
 def _blocks(x: Tensor, d_state: int) -> Iterator[tuple[slice, slice, int]]:
-    """Yield rows and channels that are computed together, and the steps of a piece.
+    """Yield slices of rows and channels that are computed together, and the steps of a piece.
 
-    With one thread there is nothing to share out, and a piece is a chunk; elsewhere than on the CPU a block is all.
+    With one thread a piece is a whole chunk, since there are no threads to avoid. Off the CPU, one block covers
+    everything.
     """
     batch, seq_len, d_inner = x.shape
     rows, channels, piece = _piece(batch, d_inner, d_state)
@@ -58,7 +59,7 @@ def _blocks(x: Tensor, d_state: int) -> Iterator[tuple[slice, slice, int]]:
 
 
 def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """y, the final state, and the state that enters each chunk (chunk, batch, d_state, d_inner)."""
+    """Return y, the final state, and the state that enters each chunk (chunk, batch, d_state, d_inner)."""
     batch, seq_len, d_inner = x.shape
     size = chunk_length(batch, d_inner, A.shape[1], seq_len)
     y, final = torch.empty_like(x), torch.empty_like(state)
@@ -70,13 +71,13 @@ def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) 
 
 
 def _forward(given: Tensors, found: Tensors, size: int, piece: int) -> None:
-    """Write y, the final state and the states that enter the chunks of a block."""
+    """Write y, the final state and the states that enter the chunks, for one block."""
     (x, dt, A, B, C, state), (y, final, entering) = given, found
     x, dt, B, C = (_swap(t) for t in (x, dt, B, C))
     A2 = (A.t() * _LOG2_E).contiguous()
     out = torch.empty_like(x)
     h, decay, work = _buffers(x, A2, piece, piece, piece)
-    after, states, decays = h[1:], h.unbind(0), decay.unbind(0)  # views are made once: each takes as long as a step
+    after, states, decays = h[1:], h.unbind(0), decay.unbind(0)  # create views once: each takes as long as a step
     states[0].copy_(state.transpose(1, 2))
     inputs = (dt.unsqueeze(2), (dt * x).unsqueeze(2), B.unsqueeze(3), C.unsqueeze(3))
     parts = zip(*(t.split(piece) for t in (*inputs, out)), strict=True)
@@ -96,7 +97,7 @@ def _forward(given: Tensors, found: Tensors, size: int, piece: int) -> None:
 
 
 def step(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """y and the state of a sequence of one position, outside autograd; a decoder calls it for each token."""
+    """Return y and the state for a sequence of one position, outside autograd; decoding calls it for each token."""
     h = (dt.transpose(1, 2) * A).exp_().mul_(state).addcmul_((dt * x).transpose(1, 2), B)
     return torch.bmm(C, h.transpose(1, 2)), h
 
@@ -120,7 +121,7 @@ def scan_backward(
 
 
 def _backward(given: Tensors, found: Tensors, size: int, piece: int) -> None:
-    """Write a block's gradients of x, dt and the initial state; add its share to the gradients of A, B and C."""
+    """Write a block's gradients of x, dt and the initial state; add its part to the gradients of A, B and C."""
     grad_y, grad_final, x, dt, A, B, C, entering = given
     grad_x, grad_dt, grad_A, grad_B, grad_C, grad_state = found
     x, dt, B, C, grad_y = (_swap(t) for t in (x, dt, B, C, grad_y))
@@ -134,7 +135,7 @@ def _backward(given: Tensors, found: Tensors, size: int, piece: int) -> None:
     inputs = (dt.unsqueeze(2), (dt * x).unsqueeze(2), B.unsqueeze(3), C.unsqueeze(3), grad_y.unsqueeze(2))
     parts = [*zip(*(t.split(piece) for t in (*inputs, grad_u, grad_step, over_B, over_C)), strict=True)]
     per_chunk = -(-size // piece)
-    # Gradient of a chunk's last state from later chunks; a copy, since it is written to.
+    # Gradient of a chunk's last state from later chunks; a copy, since it is modified.
     arriving = grad_final.transpose(1, 2).clone(memory_format=torch.contiguous_format)
     for chunk in reversed(range(len(entering))):
         mine = parts[chunk * per_chunk : (chunk + 1) * per_chunk]
@@ -169,19 +170,19 @@ def _backward(given: Tensors, found: Tensors, size: int, piece: int) -> None:
 
 
 def _buffers(x: Tensor, A2: Tensor, *steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Allocate states of one step more, and two more of such tensors: (time, batch, d_state, d_inner)."""
+    """Allocate buffers (time, batch, d_state, d_inner) for states, with one step more than given, and two others."""
     more, *others = steps
     first, second, third = (x.new_empty(n, x.shape[1], *A2.shape) for n in (more + 1, *others))
     return first, second, third
 
 
 def _swap(t: Tensor) -> Tensor:
-    """Batch first to time first."""
+    """Move time before batch."""
     return t.transpose(0, 1).contiguous()
 
 
 def _first(steps: int, tensors: Tensors) -> Tensors:
-    """Return their first steps; the tensors themselves where the first has no more."""
+    """Return the first `steps` entries of each tensor; the tensors themselves if they have no more."""
     return tensors if len(tensors[0]) == steps else tuple(t[:steps] for t in tensors)
 
 

@@ -1,20 +1,19 @@
-"""The selective scan as Triton kernels, for CUDA devices without a compiler of CUDA.
+"""Backend `triton` of `zoo.ops.scan`: the selective scan on CUDA devices; it needs no CUDA compiler.
 
     h_t = exp(dt_t A) h_{t-1} + dt_t B_t x_t        h (d_inner, d_state)
     y_t = h_t C_t
 
-A program has one row of the batch, a block of channels and a segment of time. It keeps their states in registers and
-walks along the segment. Its state enters memory once a chunk; backward computes the states of a chunk again from there,
-the last chunk first, and keeps them in registers too, so that nothing is ever divided by a decay. Channels are
-contiguous in memory and across the threads; a thread has four consecutive states of a channel, which loads of B and C
-bring in one piece. All loads of a chunk come before its first store, and are under way at once: stores may alias, and
-nothing could be moved over them.
+A program handles one row of the batch, a block of channels and a segment of time. It keeps their states in registers
+and walks along the segment. It stores its state once per chunk. Backward recomputes the states of a chunk from there,
+last chunk first, and keeps them in registers too, so nothing is ever divided by a decay. Channels are contiguous in
+memory and across threads; a thread has four consecutive states of a channel, whose B and C it loads at once. All loads
+of a chunk are issued before its first store: stores may alias, so no load can be moved across them.
 
-Where batch and channels alone do not fill a device, time is split into segments. A first kernel computes each segment's
-final state from an empty one; every program then begins with what those before it add up to.
+If batch and channels alone do not fill the device, time is split into segments. A first kernel computes each segment's
+final state from an empty one; every program then starts from the combined result of the segments before it.
 
-Sums over channels (the gradients of B and C) are written per block of channels, in the type of B and C, and added
-afterwards, in a fixed order: the same numbers every time. States, sums and decays are float32 whatever the inputs are.
+Sums over channels (the gradients of B and C) are written per block of channels, in the dtype of B and C, and summed
+afterwards in a fixed order: results are reproducible. States, sums and decays are float32 for inputs of any dtype.
 
 Under TRITON_INTERPRET=1, set before triton is imported, the same code runs on the CPU: slowly, for tests.
 """
@@ -33,22 +32,20 @@ _LN_2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 
 class Tile(NamedTuple):
-    """The block of one program: `states` is d_state, filled up to a power of two."""
+    """The block of one program; `states` is d_state rounded up to a power of two."""
 
     states: int
     channels: int
     warps: int
 
 
-# Steps from one state that is kept to the next. Forward unrolls STEPS of them at a time; backward, which holds their
-# states in registers, takes them in parts and runs to the start of a part once more.
-CHUNK = 32
-STEPS = 8
-STEPS_BACKWARD = 8
+CHUNK = 32  # steps between two kept states
+STEPS = 8  # steps that forward unrolls
+STEPS_BACKWARD = 8  # steps whose states backward holds in registers; it recomputes up to the start of each such part
 
-# Time is split where there would be fewer warps than a device needs, into segments that together have many.
+# With fewer than FEW_WARPS warps, time is split into segments, up to MANY_WARPS warps in total.
 FEW_WARPS, MANY_WARPS = 1024, 8192
-SEGMENT = 256  # the fewest positions of a segment, several chunks
+SEGMENT = 256  # least positions of a segment, several chunks
 
 
 def _tile(d_state: int, channels: int, per_thread: int) -> Tile:
@@ -57,35 +54,35 @@ def _tile(d_state: int, channels: int, per_thread: int) -> Tile:
 
 
 def forward_tile(d_state: int) -> Tile:
-    """Take four numbers per thread, and at 16 states one warp: at the widths of models there are many programs."""
+    """Return a tile with four elements per thread, and one warp at 16 states: wide models have programs enough."""
     return _tile(d_state, max(8, 128 // triton.next_power_of_2(d_state)), 4)
 
 
 def backward_tile(d_state: int) -> Tile:
-    """Take eight numbers per thread, and at 16 states or fewer one warp: sums over its channels need no barrier."""
+    """Return a tile with eight elements per thread; up to 16 states, one warp: sums over channels need no barrier."""
     states = triton.next_power_of_2(d_state)
     return _tile(d_state, 256 // states if states <= 16 else 32, 8)
 
 
 def segment_length(batch: int, seq_len: int, d_inner: int, tile: Tile) -> int:
-    """Return the positions of a segment: whole chunks, all of the sequence where it need not be split."""
+    """Return the positions of a segment: whole chunks; the whole sequence if it need not be split."""
     warps = batch * triton.cdiv(d_inner, tile.channels) * tile.warps
     segments = max(1, min(MANY_WARPS // warps, seq_len // SEGMENT)) if 0 < warps < FEW_WARPS else 1
     return CHUNK * triton.cdiv(triton.cdiv(seq_len, segments), CHUNK)
 
 
 def chunk_length(batch: int, d_inner: int, d_state: int, seq_len: int) -> int:
-    """Return the steps from one state that is kept to the next."""
+    """Return the steps between two kept states."""
     return CHUNK
 
 
-# `no_type_check` on the kernels keeps the tests' shape checker away: triton reads their source, not the functions.
+# `no_type_check` hides the kernels from the tests' shape checker: triton compiles their source, not the functions.
 
 
 @triton.jit
 @no_type_check
 def _load(pointers, mask, FULL: tl.constexpr):
-    """Load as float32; without a mask if no element is missing, which saves the comparisons."""
+    """Load as float32; if no element is missing, without a mask, which saves the comparisons."""
     if FULL:
         values = tl.load(pointers)
     else:
@@ -110,7 +107,7 @@ def _stack(rows, LENGTH: tl.constexpr):
 @triton.jit
 @no_type_check
 def _steps(ptr, at, real, left, width: tl.constexpr, STEPS: tl.constexpr, FULL: tl.constexpr):
-    """Load `at` of STEPS rows, of which `left` exist; the others are zero and change no state."""
+    """Load `at` from STEPS rows, of which `left` exist; the others are zero and change no state."""
     rows = ()
     for step in tl.static_range(STEPS):
         rows = rows + (_load(ptr + step * width + at, real & (step < left), FULL),)
@@ -120,7 +117,7 @@ def _steps(ptr, at, real, left, width: tl.constexpr, STEPS: tl.constexpr, FULL: 
 @triton.jit
 @no_type_check
 def _advance(h, xs, dts, Bs, A2):
-    """Return the states before, between and after the steps of `xs` and `dts`: one more than there are steps."""
+    """Return the states before, between and after the steps of `xs` and `dts`: one more than the number of steps."""
     hs = (h,)
     for step in tl.static_range(len(xs)):
         h = tl.exp2(dts[step][None, :] * A2) * h + (dts[step] * xs[step])[None, :] * Bs[step]
@@ -134,7 +131,7 @@ def _entering_state(
     first_ptr, finals_ptr, dt_sums_ptr, row, segment, segments, batch, d, n, real, states, A2,
     d_inner: tl.constexpr, d_state: tl.constexpr, BACKWARDS: tl.constexpr,
 ):  # fmt: skip
-    """Return what enters a segment, h, or g if BACKWARDS: `first` at the end, decayed, and what the others add."""
+    """Return the state h (g if BACKWARDS) that enters a segment: `first`, decayed, plus the parts of other segments."""
     state = tl.load(first_ptr + row * d_inner * d_state + d[None, :] * d_state + n[:, None], mask=states, other=0.0)
     before = segments - 1 - segment if BACKWARDS else segment
     for step in range(before):
@@ -154,7 +151,7 @@ def _segment_finals(
     batch, seq_len, segment_len, d_inner: tl.constexpr, d_state: tl.constexpr, BACKWARDS: tl.constexpr,
     STEPS: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """Store what a segment makes of an empty state, and the sum of its dt; if BACKWARDS of g, from grad_y and C."""
+    """Store a segment's final state from an empty one, and the sum of its dt; if BACKWARDS, of g, from grad_y and C."""
     blocks: tl.constexpr = tl.cdiv(d_inner, CHANNELS)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     segment = tl.program_id(1)
@@ -214,7 +211,7 @@ def _forward(
     begin = segment * segment_len
     end = tl.minimum(begin + segment_len, seq_len)
     for here in range(begin, end, STEPS):
-        left = tl.full([1], end - here, tl.int32)  # a block: the interpreter widens a scalar truth value
+        left = tl.full([1], end - here, tl.int32)  # a block, since the interpreter widens a scalar comparison
         at = row * seq_len + here
         xs = _steps(x_ptr + at * d_inner, d, real, left, d_inner, STEPS, FULL)
         dts = _steps(dt_ptr + at * d_inner, d, real, left, d_inner, STEPS, FULL)
@@ -243,10 +240,10 @@ def _backward(
     batch, seq_len, segment_len, d_inner: tl.constexpr, d_state: tl.constexpr,
     PARTS: tl.constexpr, STEPS: tl.constexpr, STATES: tl.constexpr, CHANNELS: tl.constexpr, FULL: tl.constexpr,
 ):  # fmt: skip
-    """With g_t the gradient that reaches h_t:  g_t = C_t grad_y_t + exp(dt_{t+1} A) g_{t+1}.
+    """Compute gradients, with g_t the gradient that reaches h_t:  g_t = C_t grad_y_t + exp(dt_{t+1} A) g_{t+1}.
 
-    grad_A is one a segment and row, (segments, batch, d_state, d_inner); grad_B and grad_C
-    are one a block, (blocks, batch, seq, d_state).
+    grad_A is per segment and row, (segments, batch, d_state, d_inner); grad_B and grad_C are per block, (blocks, batch,
+    seq, d_state).
     """
     blocks: tl.constexpr = tl.cdiv(d_inner, CHANNELS)
     block = tl.program_id(0) % blocks
@@ -281,7 +278,7 @@ def _backward(
     for part in range(tl.cdiv(tl.minimum((segment + 1) * segment_len, seq_len), STEPS) - 1, first - 1, -1):
         chunk = tl.cast(part // PARTS, tl.int64)
         h = tl.load(entering_ptr + chunk * batch * d_state * d_inner + of_state, mask=states, other=0.0)
-        # Forward kept a state for each chunk only: run from there to the start of this part.
+        # Forward kept only one state per chunk: run from there to the start of this part.
         for earlier in range(part // PARTS * PARTS, part):
             start = tl.cast(earlier, tl.int64) * STEPS
             xs = _steps(x_ptr + start * d_inner, d, real, whole, d_inner, STEPS, FULL)
@@ -305,7 +302,7 @@ def _backward(
             tl.store(
                 grad_B_ptr + (start + step) * d_state + n, tl.sum(g * (dt * xs[step][None, :]), axis=1), mask=inside
             )
-            grad_u = tl.sum(g * Bs[step], axis=0)  # of u = dt x
+            grad_u = tl.sum(g * Bs[step], axis=0)  # gradient of u = dt x
             g *= tl.exp2(dt * A2)
             grad_decay = g * hs[step]  # the gradient of dt_t A
             grad_A += grad_decay * dt
@@ -324,7 +321,7 @@ def _backward(
 
 
 def scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """y in x's dtype, the final state, and the state that entered each chunk (chunk, batch, d_state, d_inner).
+    """Return y in x's dtype, the final state, and the state that enters each chunk (chunk, batch, d_state, d_inner).
 
     x, dt (batch, seq, d_inner) and B, C (batch, seq, d_state) are float32 or bfloat16; A (d_inner, d_state) and the
     states (batch, d_inner, d_state) are float32.
@@ -354,7 +351,7 @@ def scan_backward(
     finals, dt_sum = _segments(grad_y, dt, A, wide_C, tile, STEPS_BACKWARD, backwards=True)
     inputs = grad_y, grad_final, x, dt, A, wide_B, wide_C, entering, finals, dt_sum
     grad_x, grad_dt = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (x, dt))
-    # Shares that are summed afterwards: atomic additions would come in another order each time.
+    # Parts that are summed afterwards: atomic additions would have a different order each time.
     of_A = A.new_empty(len(finals), batch, d_state, d_inner)
     of_B, of_C = (t.new_empty(blocks, batch, seq_len, d_state) for t in (B, C))
     grad_state = A.new_empty(batch, d_inner, d_state)
@@ -367,9 +364,9 @@ def scan_backward(
 def _segments(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, tile: Tile, steps: int, *, backwards: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return what each segment adds to an empty state, (segments, batch, d_state, d_inner), and the sums of its dt.
+    """Return each segment's final state from an empty one, (segments, batch, d_state, d_inner), and the sums of its dt.
 
-    Of a single segment nothing is computed, and nothing is read.
+    With a single segment, nothing is computed and the results are never read.
     """
     batch, seq_len, d_inner = x.shape
     segments = triton.cdiv(seq_len, segment_length(batch, seq_len, d_inner, tile))
@@ -386,10 +383,10 @@ def _launch(kernel: Any, tile: Tile, shape: torch.Size, d_state: int, *tensors: 
     batch, seq_len, d_inner = shape
     segment_len = segment_length(batch, seq_len, d_inner, tile)
     sizes = {"d_inner": d_inner, "d_state": d_state, "STATES": tile.states, "CHANNELS": tile.channels}
-    # No comparisons with the edges of the tensors if no program reaches beyond one.
+    # Skip the comparisons with the tensors' edges if no program reaches beyond them.
     full = d_inner % tile.channels == 0 and d_state == tile.states and seq_len % more["STEPS"] == 0
     grid = (batch * triton.cdiv(d_inner, tile.channels), triton.cdiv(seq_len, segment_len))
-    with torch.cuda.device_of(tensors[0]):  # triton launches on the current device, whatever the tensors' own
+    with torch.cuda.device_of(tensors[0]):  # triton launches on the current device, not on the tensors'
         kernel[grid](
             *tensors, batch, seq_len, segment_len, **sizes, **more, FULL=full, num_warps=tile.warps,
             enable_fp_fusion=True,

@@ -1,4 +1,4 @@
-"""Softmax attention within a window, in blocks: time linear in the sequence."""
+"""Sliding-window softmax attention in blocks: time linear in the sequence."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ def sliding_attend(
     held: Int[Tensor, " batch"],
     slopes: Float[Tensor, " n_heads"] | None = None,
 ) -> Float[Tensor, "batch n_heads seq d_head"]:
-    """softmax_j(q_i . k_j / sqrt(d_head) - slope (i - j)) v_j over the last `window` positions j, i among them.
+    """softmax_j(q_i . k_j / sqrt(d_head) - slope (i - j)) v_j over the last `window` positions j, including i.
 
-    The queries of a block see the block's own slots and the window - 1 before it, so a block is one call of SDPA with a
-    banded mask and all blocks are one batch.
+    A block of queries attends to its own slots and the window - 1 before it, so a block is one call of SDPA with a
+    banded mask, and all blocks form one batch.
 
     Args:
         q: queries of the chunk.
         k, v: the window - 1 = slots - seq slots before the chunk, right-aligned per row, then the chunk's. Heads of q
             share them in groups (Ainslie et al. 2305.13245).
-        held: how many of the slots before the chunk each row really holds; more count as all of them.
-        slopes: slopes of ALiBi (Press et al. 2108.12409); default none.
+        held: filled slots of each row before the chunk; larger numbers count as all of them.
+        slopes: ALiBi slopes (Press et al. 2108.12409); default none.
 
     Returns:
-        One output a query and head.
+        One output per query and head.
     """
     seq_len = q.shape[2]
     past = k.shape[2] - seq_len
     block = min(seq_len, max(past + 1, _SMALLEST_BLOCK))
     n_blocks = -(-seq_len // block)
-    if missing := n_blocks * block - seq_len:  # padding by nothing would copy
+    if missing := n_blocks * block - seq_len:  # a pad of zero width would copy
         q, k, v = (F.pad(t, (0, 0, 0, missing)) for t in (q, k, v))
     q = q.unflatten(2, (n_blocks, block)).transpose(1, 2)
     # (batch, n_blocks, n_kv_heads, past + block, d_head): overlapping windows of the slots

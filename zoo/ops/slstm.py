@@ -38,18 +38,19 @@ def slstm_scan(
 ) -> tuple[Float[Tensor, "batch heads seq d_head"], Cell]:
     """c_t = f c_{t-1} + i tanh(z), n_t = f n_{t-1} + i, h_t = sigmoid(o) c_t / n_t (Beck et al. 2405.04517, eq. 8-17).
 
-    Gates [log i, f, z, o] = u_t + recurrent h_{t-1}, each head by itself; i is an exponential, f the sigmoid of its
-    logit. c and n are kept divided by exp(m_t), m_t = max(log i, log f + m_{t-1}), so that nothing overflows; h does
-    not depend on m. i, f, tanh(z) / z and sigmoid(o) / n are coefficients.
+    The gates are [log i, f, z, o] = u_t + recurrent h_{t-1}, for each head separately; f is used after a sigmoid. c and
+    n are stored divided by exp(m_t), with m_t = max(log i, log f + m_{t-1}), so that nothing overflows; h does not
+    depend on m. i, f, tanh(z) / z and sigmoid(o) / n are coefficients.
 
-    In float32 the loop over positions is numba's on the CPU, where that is installed and nothing has to follow it, and
-    Triton's on CUDA. The former keeps one state in 32 positions, the latter all. Backward computes the gates again.
+    In float32, the loop over positions runs in numba on the CPU, if numba is installed and no tracing or transform is
+    active, and in Triton on CUDA. The numba loop keeps one state per 32 positions, the Triton kernel keeps all. The
+    backward pass recomputes the gates.
 
     Args:
         u: input part of the four gates, bias included.
-        recurrent: the matrix from h to each gate, head by head.
+        recurrent: the matrix from h to each gate, per head.
         state: h, c, n and m before the first position; m is minus infinity if nothing has been written.
-        valid: positions at which the state moves; elsewhere it is kept.
+        valid: positions that update the state; the others keep it.
 
     Returns:
         h at every position, and the last state.
@@ -72,7 +73,7 @@ def _like(u: Tensor, recurrent: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 def _cells(
     u: Tensor, recurrent: Tensor, h: Tensor, c: Tensor, n: Tensor, m: Tensor, valid: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """`slstm_scan` of the four parts of the state."""
+    """`slstm_scan` with the four parts of the state as separate arguments."""
     given = u.contiguous(), recurrent, h, c, n, m, valid  # here, so that backward copies nothing
     if loops_suffice(u):
         return _Scan.apply(*given)
@@ -110,7 +111,7 @@ def _loop(
 
 
 class _Scan(torch.autograd.Function):
-    """`_loop` as numba compiles it."""
+    """`_loop` as compiled by numba."""
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, recurrent: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -135,7 +136,7 @@ class _Scan(torch.autograd.Function):
 
 
 class _Kernel(torch.autograd.Function):
-    """`_loop` as Triton compiles it."""
+    """`_loop` as a Triton kernel."""
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, recurrent: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -153,7 +154,7 @@ class _Kernel(torch.autograd.Function):
         return of_u, of_recurrent, *of_state.unbind(0), None
 
 
-# The kernels are custom ops: one operation to a compiler.
+# The kernels are custom ops, so that a compiler sees one operation.
 
 
 @torch.library.custom_op(

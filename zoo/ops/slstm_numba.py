@@ -1,8 +1,8 @@
 """The loops of `zoo.ops.slstm` as machine code: float32 on the CPU (extra `fast`).
 
-A task is a head of one row, whose recurrent matrices stay in cache. Tasks share nothing that they write, so any number
-of threads computes the same numbers. As in the selective scan, one state a chunk is kept and the rest computed again
-in backward, where the data of a chunk lie in cache.
+A task is a head of one row, whose recurrent matrices stay in cache. Tasks write to disjoint memory, so results do not
+depend on the number of threads. As in the selective scan, forward keeps one state per chunk, and backward recomputes
+the others while the data of the chunk are in cache.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CHUNK = 32  # steps between two states that forward keeps for backward
 def forward(
     u: Tensor, recurrent: Tensor, state: Sequence[Tensor], valid: Tensor | None
 ) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Return h at every position, the last h, c, n and m, and c, n and m before each chunk; u is contiguous."""
+    """Return h at every position, the last h, c, n and m, and c, n and m before each chunk. u must be contiguous."""
     batch, heads, seq_len, _, d_head = u.shape
     y = u.new_empty(batch, heads, seq_len, d_head)
     entering = u.new_empty(batch, heads, -(-seq_len // _CHUNK), 3, d_head)
@@ -61,32 +61,32 @@ def _copies(state: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _from_h(recurrent: Tensor) -> Tensor:
-    """Return a row for each number of h."""
+    """Return the matrices with one row per element of h."""
     return rearrange(recurrent, "four heads out d_head -> heads d_head (four out)").contiguous()
 
 
 def _moving(valid: Tensor | None) -> Tensor:
-    """Return the positions at which the state moves; no row at all if it always does."""
+    """Return the mask of the positions that update the state; an empty one if all do."""
     return torch.empty(0, 0, dtype=torch.bool) if valid is None else valid.contiguous()
 
 
 # The loops.
 
-_WIDTH = 64  # channels that are computed at once
+_WIDTH = 64  # channels computed at once
 _F0, _F1, _F2 = (np.float32(value) for value in (0, 1, 2))
 _LOG2_E = np.float32(math.log2(math.e))
-# ln 2 in two parts, the first with so few digits that small multiples of it are exact.
+# ln 2 in two parts, the first with so few digits that its small multiples are exact.
 _LN_2_HIGH, _LN_2_LOW = np.float32(0.693359375), np.float32(math.log(2) - 0.693359375)
 _TO_ROUND = np.float32(1.5 * 2**23)  # added to a number, the sum's low bits are the nearest integer
-_LEAST = np.float32(-126 * math.log(2))  # below it an exponential is no normal number
-# Of least relative error, below 5e-9: exp(r) = 1 + r + r^2 p(r) for |r| <= ln(2) / 2.
+_LEAST = np.float32(-126 * math.log(2))  # below this an exponential is subnormal
+# exp(r) = 1 + r + r^2 p(r) for |r| <= ln(2) / 2, with least relative error, below 5e-9.
 _EXP = tuple(np.float32(p) for p in (0.49999993437, 0.16666520476, 0.04166838987, 0.00836873573, 0.00138145600))
 _TANH, _ARTANH = tuple(map(np.float32, TANH)), tuple(map(np.float32, ARTANH))
 
 
 @compiled
 def _exp(x: Any) -> Any:
-    """exp(x) for x <= 0; zero where that is no normal number."""
+    """exp(x) for x <= 0; zero if the result would be subnormal."""
     rounded = x * _LOG2_E + _TO_ROUND
     turns = rounded - _TO_ROUND
     r = (x - turns * _LN_2_HIGH) - turns * _LN_2_LOW
@@ -107,7 +107,7 @@ def _log1p(s: Any) -> Any:
 
 @compiled
 def _tanh(z: Any) -> Any:
-    """tanh(z), without loss where z is small."""
+    """tanh(z), accurate for small z."""
     q = z * z
     p = (((_TANH[4] * q + _TANH[3]) * q + _TANH[2]) * q + _TANH[1]) * q + _TANH[0]
     s = _exp(-_F2 * abs(z))
@@ -124,7 +124,7 @@ def sigmoid(z: Any) -> Any:
 
 @compiled
 def _add_product(total: Any, weights: Any, rows: Any) -> None:
-    """total += sum_k weights[k] rows[k], four rows at a time: the total is then read and written a fourth as often."""
+    """total += sum_k weights[k] rows[k], four rows at a time, which reads and writes the total a quarter as often."""
     whole = len(weights) // 4 * 4
     for k in range(0, whole, 4):
         a, b, c, d = weights[k], weights[k + 1], weights[k + 2], weights[k + 3]
@@ -137,7 +137,7 @@ def _add_product(total: Any, weights: Any, rows: Any) -> None:
             total[j] += weight * row[j]
 
 
-# The operands of a step lie in one buffer, (row, channel): the compiler then sees without checks that rows are apart.
+# The operands of a step are rows of one buffer, so the compiler knows without checks that rows do not overlap.
 _I, _F, _Z, _O, _M, _N, _C, _H, _FORGETS, _ROWS = range(10)
 
 
@@ -145,8 +145,8 @@ _I, _F, _Z, _O, _M, _N, _C, _H, _FORGETS, _ROWS = range(10)
 def _step(w: Any) -> None:
     """Advance one position in place.
 
-    Rows on entry: log i, the logits of f, z and o, and m, n, c. On exit: i, f, tanh(z), sigmoid(o), m, n, c, h, and
-    sigmoid(-logit) of f's logit, the slope of log f.
+    Rows on entry: log i, the logits of f, z and o, and m, n, c. Rows on exit: i, f, tanh(z), sigmoid(o), m, n, c, h,
+    and sigmoid(-logit of f), the slope of log f.
     """
     for k in range(_WIDTH):
         log_i, logit = w[_I, k], w[_F, k]
@@ -170,7 +170,7 @@ def _step(w: Any) -> None:
 
 @partial(compiled, label="the sLSTM")
 def _forward(first: int, last: int, *arrays: Any) -> None:
-    """Fill y and entering, and move the state, for the tasks from `first` to before `last`."""
+    """Fill y and entering, and advance the state, for the tasks first, ..., last - 1."""
     u, from_h, valid, y, entering, h, c, n, m = arrays
     batch, _, seq_len, _, d_head = u.shape
     gates = np.empty(4 * d_head, np.float32)
@@ -289,7 +289,7 @@ def _step_backward(w: Any, before: Any, g: Any) -> None:
         of_n = g[2, k] - g[0, k] * h * inverse
         by_f = (of_c * before[_C, k] + of_n * before[_N, k]) * f
         by_i = (of_c * z + of_n) * i
-        written = i == _F1  # the greater of both exponents is taken out of them, and the gradient of m goes to it
+        written = i == _F1  # m equals the larger of the two exponents, which gets m's gradient
         of_kept = by_f if written else g[3, k] - by_i
         g[4, k] = g[3, k] - by_f if written else by_i
         g[5, k] = of_kept * w[_FORGETS, k]

@@ -1,9 +1,9 @@
-"""The loop of sLSTM as Triton kernels, for CUDA devices without a compiler of CUDA.
+"""The loop of sLSTM as Triton kernels, for CUDA devices; they need no CUDA compiler.
 
-A program has a head of some rows of the batch and walks along time. What it writes at one position it reads at the
-next, so that states and recurrent matrices stay in the caches of its multiprocessor. Forward keeps h, c, n and m of
-every position. Backward then has the gates of all positions from one matrix product, and walks back with the gradients
-alone.
+A program handles a head of some rows of the batch and walks along time. It reads at one position what it wrote at the
+position before, so states and recurrent matrices stay in the caches of its multiprocessor. Forward keeps h, c, n and m
+of every position. Backward then computes the gates of all positions in one matrix product, and walks back with the
+gradients alone.
 
 Under TRITON_INTERPRET=1, set before triton is imported, the same code runs on the CPU: slowly, for tests.
 """
@@ -22,14 +22,14 @@ from torch import Tensor
 from zoo.ops.slstm import ARTANH, TANH
 
 ROWS, WARPS = 16, 8
-"""Rows of the batch in one program, the least that a matrix product takes; four warps would spill at 64 channels."""
+"""Rows of the batch per program, the fewest that a matrix product allows; four warps would spill at 64 channels."""
 BLOCK = 64
 """Most channels of a head that are computed at once."""
 
 _TANH: tl.constexpr = tl.constexpr(TANH)
 _ARTANH: tl.constexpr = tl.constexpr(ARTANH)
 
-# `no_type_check` on the kernels keeps the tests' shape checker away: triton reads their source, not the functions.
+# `no_type_check` hides the kernels from the tests' shape checker: triton compiles their source, not the functions.
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def _sigmoid(z):
 @triton.jit
 @no_type_check
 def _log_sigmoid(z):
-    """min(z, 0) - log(1 + s), without loss where s is small: the logarithm is twice artanh(s / (2 + s))."""
+    """min(z, 0) - log(1 + s), accurate for small s: the logarithm is twice artanh(s / (2 + s))."""
     s = tl.exp(-tl.abs(z))
     w = s / (2.0 + s)
     q = w * w
@@ -63,7 +63,7 @@ def _tanh(z):
 @triton.jit
 @no_type_check
 def _step(log_i, f, m):
-    """Return i and f over exp(m), then log f + the previous m, and m, the larger of that and log i."""
+    """Return i and f divided by exp(m), then log f + the previous m, and m, the larger of that and log i."""
     log_kept = _log_sigmoid(f) + m
     largest = tl.maximum(log_i, log_kept, propagate_nan=tl.PropagateNan.ALL)
     return tl.exp(log_i - largest), tl.exp(log_kept - largest), log_kept, largest
@@ -76,7 +76,10 @@ def _forward(
     batch, heads, seq_len, d_head: tl.constexpr,
     RAGGED: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """u (batch, head, seq, 4, d), maps (head, d, 4, d); the states (batch, head, seq + 1, d) begin with the first."""
+    """Fill the states (batch, head, seq + 1, d), which begin with the first, from u (batch, head, seq, 4, d) and maps.
+
+    maps are (head, d, 4, d).
+    """
     head = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     here = row < batch
@@ -117,7 +120,7 @@ def _forward(
             tl.store(c_ptr + at + d_head, c_next, mask=real)
             tl.store(n_ptr + at + d_head, n_next, mask=real)
             tl.store(m_ptr + at + d_head, largest, mask=real)
-        tl.debug_barrier()  # all threads have written h before one reads it
+        tl.debug_barrier()  # the next step reads elements of h that other threads have written
         u_ptr += 4 * d_head
         before += d_head
 
@@ -129,7 +132,10 @@ def _backward(
     batch, heads, seq_len, d_head: tl.constexpr,
     RAGGED: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """As `_forward`, with maps (head, 4, d, d); gh, gc, gn and gm (batch, head, d) become those of the first state."""
+    """Compute gradients; arguments as in `_forward`, but maps are (head, 4, d, d).
+
+    gh, gc, gn and gm (batch, head, d), on entry the gradients of the last state, end as those of the first.
+    """
     head = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     here = row < batch
@@ -207,7 +213,7 @@ def _backward(
 def forward(u: Tensor, recurrent: Tensor, state: Sequence[Tensor], valid: Tensor | None) -> Tensor:
     """Return h, c, n and m (4, batch, heads, seq + 1, d_head) before each position and after the last.
 
-    All are float32; the arguments are those of `zoo.ops.slstm.slstm_scan`.
+    Arguments are as in `zoo.ops.slstm.slstm_scan`, all float32.
     """
     batch, heads, seq_len, _, d_head = u.shape
     states = u.new_empty(4, batch, heads, seq_len + 1, d_head)
@@ -223,9 +229,9 @@ def backward(
     """Return gradients of u, of the recurrent matrices and of the first state (4, batch, heads, d_head).
 
     Args:
-        grads: of h at every position, and of the last h, c, n and m.
+        grads: gradients of h at every position, and of the last h, c, n and m.
         u, recurrent, valid: as in `forward`.
-        states: what `forward` returned.
+        states: result of `forward`.
     """
     before = states[0, :, :, :-1]
     maps = rearrange(recurrent, "four heads out d_head -> heads (four out) d_head").contiguous()
@@ -239,7 +245,7 @@ def backward(
 
 
 def _moving(u: Tensor, valid: Tensor | None) -> Tensor:
-    # An argument of a kernel cannot be None: without `valid` RAGGED is false, and this is never read.
+    # A kernel argument cannot be None: without `valid`, RAGGED is false and this is never read.
     return u if valid is None else valid.contiguous().view(torch.uint8)
 
 
@@ -249,5 +255,5 @@ def _launch(kernel: Any, u: Tensor, valid: Tensor | None, *tensors: Tensor) -> N
     sizes = {"ROWS": ROWS, "BLOCK": block, "RAGGED": valid is not None}
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     grid = (triton.cdiv(batch, ROWS), heads)
-    with torch.cuda.device_of(u):  # triton launches on the current device, whatever the tensors' own
+    with torch.cuda.device_of(u):  # triton launches on the current device, not on the tensors'
         kernel[grid](*tensors, batch, heads, seq_len, d_head=d_head, PRECISION=precision, **sizes, num_warps=WARPS)

@@ -1,4 +1,4 @@
-"""State space duality: a recurrence with one scalar decay per head and step, computed by matrix products."""
+"""State space duality (Mamba-2): a recurrence with one scalar decay per head and step, computed by matrix products."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from zoo.ops.precision import DType, as_type, full_precision, product_of, rounde
 from zoo.ops.ranks import spread
 from zoo.ops.transforms import differentiable_again, kernels_suffice, whole_in_export
 
-# Rows of a chunk: its decays grow with them, and the states, one a chunk, are fewer.
+# Rows of a chunk: larger chunks have more decays between positions, but need fewer states.
 CHUNK, CHUNK_OF_LARGE_STATES = 32, 64
-LARGE_STATE = 64 * 64
+LARGE_STATE = 64 * 64  # elements
 CHUNK_OF_KERNELS = 64
 
 
@@ -38,18 +38,18 @@ def ssd(
 ) -> tuple[Float[Tensor, "batch heads rows d_value"], Float[Tensor, "batch heads d_key d_value"]]:
     """S_t = exp(log_decay_t) S_{t-1} + k_t v_t^T, y_t = S_t^T q_t (Dao and Gu 2405.21060, section 6).
 
-    Within a chunk the masked quadratic form, its entries weighted by the decay between positions; between chunks the
-    state. Decays multiply the values, since these differ between heads anyway. In SSD's letters q is C, k is B and
-    v is dt x.
+    Within a chunk this is the masked quadratic form, weighted by the decay between positions; between chunks the state
+    is carried. Decays multiply the values, since these differ between heads anyway. In SSD's notation q is C, k is B
+    and v is dt x.
+
+    With rows = rank * seq the recurrence is multi-input multi-output: each step has `rank` consecutive rows, S_t sums
+    all of its k v^T and answers all of its queries.
 
     Args:
         q, k: queries and keys; `groups` divides `heads`, and consecutive heads share a group.
         v: values.
         log_decay: logarithm of the decay, at most zero for a stable recurrence.
-        state: S before the first position; its dtype is the one computed in.
-
-    With rows = rank * seq the recurrence is multi-input multi-output: each step has `rank` consecutive rows, S_t sums
-    all of its k v^T and answers all of its queries.
+        state: S before the first position; its dtype is used for the computation.
 
     Returns:
         Outputs, and S after the last position.
@@ -72,7 +72,7 @@ def _by_products(
     groups, heads, rank = q.shape[1], v.shape[1], rows // seq_len
     chunk = CHUNK if k.shape[3] * v.shape[3] < LARGE_STATE else CHUNK_OF_LARGE_STATES
     size, product = min(max(1, chunk // rank), seq_len), product_of(kind)
-    # The heads of a group lie side by side in the last axis: one product with its keys, or queries, serves them all.
+    # The heads of a group are side by side in the last axis, so one product with its keys or queries serves them all.
     per_group = (groups, heads // groups)
     v = rearrange(v.to(state.dtype).unflatten(1, per_group), "batch group head row d -> batch group row (head d)")
     q, k, v = (into_chunks(t.to(state.dtype), size * rank) for t in (q, k, v))
@@ -100,7 +100,7 @@ def _by_products(
 
 
 def _step(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """`ssd` of one position, which a decoder asks for: a dozen operations fewer than a chunk of one."""
+    """`ssd` of a single position, for decoding: a dozen operations fewer than a chunk of one."""
     kind = state.dtype
     with full_precision(q.device):
         q, k, v, log_decay = (as_type(kind, t) for t in (q, k, v, log_decay))
@@ -111,9 +111,9 @@ def _step(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> 
 
 
 class _Kernel(torch.autograd.Function):
-    """`ssd` as Triton computes it, from the sums of the log-decays in each chunk, (batch, heads, chunks, size).
+    """`ssd` as Triton kernels, from the sums of the log-decays in each chunk, (batch, heads, chunks, size).
 
-    For operands of two bytes: products of full float32 are faster in cuBLAS.
+    Used for operands of two bytes; in full float32, the products of cuBLAS are faster.
     """
 
     @staticmethod
@@ -126,7 +126,7 @@ class _Kernel(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         *given, kept = ctx.saved_tensors
-        if torch.is_grad_enabled():  # to be differentiated again, which the products' gradients can be
+        if torch.is_grad_enabled():  # differentiated again: use the products, whose gradients allow it
             return None, *differentiable_again(partial(_from_sums, ctx.kind), given, ctx.needs_input_grad[1:], grads)
         grad_q, grad_k, *others = _backward(*grads, *given[:4], kept)
         return None, _shared(grad_q, given[0]), _shared(grad_k, given[1]), *others
@@ -138,13 +138,13 @@ def _from_sums(kind: DType, q: Tensor, k: Tensor, v: Tensor, total: Tensor, stat
 
 
 def _shared(grads: Tensor, q: Tensor) -> Tensor:
-    """Return the gradient of queries or keys that heads share, from that of each head."""
+    """Sum the gradients of all heads that share queries or keys."""
     if grads.shape[1] == q.shape[1]:
         return grads
     return grads.reshape(len(grads), q.shape[1], -1, *grads.shape[2:]).sum(2).to(q.dtype)
 
 
-# The kernels are custom ops: one operation to a compiler.
+# The kernels are custom ops, so that a compiler sees one operation.
 
 
 @torch.library.custom_op(
@@ -192,6 +192,6 @@ def _(
 
 
 def time_first(like: Tensor, width: int, kind: torch.dtype) -> Tensor:
-    """Return an empty (batch, heads, seq, width) whose heads lie side by side in memory, as layers join them."""
+    """Return an empty (batch, heads, seq, width) tensor whose heads are adjacent in memory, as layers join them."""
     batch, heads, seq_len, _ = like.shape
     return like.new_empty(batch, seq_len, heads, width, dtype=kind).transpose(1, 2)

@@ -1,15 +1,15 @@
-"""State space duality as Triton kernels, `zoo.ops.ssd` on CUDA: two launches forward, four backward.
+"""State space duality as Triton kernels (`zoo.ops.ssd` on CUDA): two launches forward, four backward.
 
     S_{c+1} = end_c S_c + sum_j until_j k_j v_j^T                      `_states`, chunk after chunk
     y_i = since_i S_c^T q_i + sum_{j <= i} D_ij (q_i . k_j) v_j        `_outputs`, all chunks at once
 
 With T the sum of the log-decays from the start of a chunk, D_ij = exp(T_i - T_j), since_i = exp(T_i), until_j =
-exp(T_end - T_j) and end = exp(T_end). T comes in float64, so that the difference of two sums keeps float32's digits.
-The gradient that arrives at the states is the first recurrence again, last chunk first, of since_i q_i grad_i^T.
+exp(T_end - T_j) and end = exp(T_end). T is float64, so that differences of two sums keep float32's digits. The gradient
+that arrives at the states follows the first recurrence, last chunk first, with since_i q_i grad_i^T.
 
-Operands of products are rounded to the type of the states that are kept, which has two bytes; sums are float32. A
-product that is needed transposed is computed once more: Triton before 3.7 makes wrong code of the transpose of an
-accumulator. Inputs are read by their strides, but for the last. Under TRITON_INTERPRET=1 the same code runs on the CPU.
+Operands of products are rounded to the dtype of the kept states, which has two bytes; sums are float32. If a product is
+needed transposed, it is computed again: Triton before 3.7 miscompiles the transpose of an accumulator. Inputs may have
+any strides except the last. Under TRITON_INTERPRET=1 the same code runs on the CPU.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from torch import Tensor
 
 from zoo.ops.ssd import time_first
 
-# Channels of a tile. It is never narrower: of products 32 wide by four warps ptxas 12.8, which Triton 3.6 has, makes
-# wrong code for an H200.
+# Channels of a tile, at least 64: ptxas 12.8 (Triton 3.6) miscompiles products of width 32 with four warps for an H200.
 BLOCK = 64
 
 
-# `no_type_check` on the kernels keeps the tests' shape checker away: triton reads their source, not the functions.
+# `no_type_check` hides the kernels from the tests' shape checker: triton compiles their source, not the functions.
 
 
 @triton.jit
 @no_type_check
 def tile(ptr, rows, columns, row_stride, column_stride, n_rows, n_columns):
-    """Load ptr[rows, columns], zero beyond its edges."""
+    """Load ptr[rows, columns], zero beyond the edges."""
     inside = (rows[:, None] < n_rows) & (columns[None, :] < n_columns)
     return tl.load(ptr + rows[:, None] * row_stride + columns[None, :] * column_stride, mask=inside, other=0.0)
 
@@ -42,7 +41,7 @@ def tile(ptr, rows, columns, row_stride, column_stride, n_rows, n_columns):
 @triton.jit
 @no_type_check
 def put(ptr, rows, columns, row_stride, column_stride, n_rows, n_columns, values):
-    """Store ptr[rows, columns] where that lies within its edges."""
+    """Store ptr[rows, columns] within the edges."""
     inside = (rows[:, None] < n_rows) & (columns[None, :] < n_columns)
     at = ptr + rows[:, None] * row_stride + columns[None, :] * column_stride
     tl.store(at, values.to(ptr.dtype.element_ty), mask=inside)
@@ -51,7 +50,7 @@ def put(ptr, rows, columns, row_stride, column_stride, n_rows, n_columns, values
 @triton.jit
 @no_type_check
 def between(later, earlier, i, j, STRICT: tl.constexpr):
-    """exp(T_i - T_j) for the sums at the positions i and j; zero where j comes after i, or at it if STRICT."""
+    """exp(T_i - T_j) for positions i and j; zero if j > i, or if j >= i and STRICT."""
     if STRICT:
         reads = i > j
     else:
@@ -82,7 +81,7 @@ def _states(
     k_row, k_head, k_time, v_row, v_head, v_time,
     BACKWARDS: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Keep the state before each chunk; if BACKWARDS, from k = q and v = grad_y, the gradient of the one after it."""
+    """Store the state before each chunk; if BACKWARDS, the gradient of the state after it, with k = q, v = grad_y."""
     KIND: tl.constexpr = kept_ptr.dtype.element_ty
     sequence = tl.program_id(0).to(tl.int64)
     row, head = sequence // heads, sequence % heads
@@ -120,7 +119,7 @@ def _outputs(
     SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     KIND: tl.constexpr = kept_ptr.dtype.element_ty
-    chunk = tl.program_id(0).to(tl.int64)  # of all sequences
+    chunk = tl.program_id(0).to(tl.int64)  # index over the chunks of all sequences
     sequence = chunk // chunks
     row, head = sequence // heads, sequence % heads
     r = tl.arange(0, SIZE)
@@ -154,7 +153,7 @@ def _of_queries(
     grad_row, grad_head, grad_time, grad_q_row, grad_q_head, grad_q_time,
     STRICT: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradient of q, and of T_i where it weighs what position i reads; if STRICT, before it writes."""
+    """Compute the gradients of q, and of T_i as a factor of position i's reads; if STRICT, reads precede writes."""
     KIND: tl.constexpr = kept_ptr.dtype.element_ty
     chunk = tl.program_id(0).to(tl.int64)
     sequence = chunk // chunks
@@ -198,9 +197,10 @@ def _of_keys(
     grad_row, grad_head, grad_time, grad_k_row, grad_k_head, grad_k_time,
     STRICT: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradients of k, of -T_j where it weighs what position j writes, and of T_end.
+    """Compute the gradients of k, of -T_j as a factor of position j's writes, and of T_end.
 
-    If STRICT, positions read before they write, nothing arrives at the state, and the gradient is added to k's.
+    If STRICT, positions read before they write, no gradient arrives at the state, and the result is added to k's
+    gradient.
     """
     KIND: tl.constexpr = kept_ptr.dtype.element_ty
     chunk = tl.program_id(0).to(tl.int64)
@@ -255,7 +255,7 @@ def _of_values(
     q_row, q_head, q_time, k_row, k_head, k_time, grad_row, grad_head, grad_time, grad_v_row, grad_v_head, grad_v_time,
     WITHIN: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Return the gradient of v from the outputs of its chunk and, unless WITHIN, from the state after it."""
+    """Compute the gradient of v from the outputs of its chunk and, unless WITHIN, from the state after it."""
     KIND: tl.constexpr = arriving_ptr.dtype.element_ty
     chunk = tl.program_id(0).to(tl.int64)
     sequence = chunk // chunks
@@ -286,10 +286,10 @@ def _of_values(
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, total: Tensor, state: Tensor, kind: torch.dtype) -> tuple[Tensor, ...]:
-    """Return outputs, the final state, and the states before the chunks in the type `kind`.
+    """Return outputs, the final state, and the states before the chunks in dtype `kind`.
 
-    q, k (batch, groups, seq, d_key), v (batch, heads, seq, d_value) and `total` (batch, heads, chunks, size), the sums
-    of the log-decays in float64; the state is float32, (batch, heads, d_key, d_value).
+    q, k are (batch, groups, seq, d_key), v (batch, heads, seq, d_value), `total` (batch, heads, chunks, size) the sums
+    of the log-decays in float64, and the state (batch, heads, d_key, d_value) in float32.
     """
     q, k, v, state = *(dense(t) for t in (q, k, v)), state.contiguous()
     kept, final = _run_states(k, v, total, state, kind, backwards=False)
@@ -301,7 +301,7 @@ def backward(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of q, k and v, of `total` and of the state before the first chunk.
 
-    Those of q and k are one for each head, in float32 where heads share them.
+    The gradients of q and k are per head, in float32 if heads share q and k.
     """
     grad_y, q, k, v = (dense(t) for t in (grad_y, q, k, v))
     arriving, grad_state = _run_states(q, grad_y, total, grad_final.contiguous(), kept.dtype, backwards=True)
@@ -324,7 +324,7 @@ def outputs(q: Tensor, k: Tensor, v: Tensor, total: Tensor, kept: Tensor, dtype:
 def of_queries(
     q: Tensor, k: Tensor, v: Tensor, total: Tensor, kept: Tensor, grad_y: Tensor, *, strict: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of q, and of T where it weighs what is read; if `strict`, before a position writes."""
+    """Return the gradients of q, and of T as a factor of the reads; if `strict`, positions read before they write."""
     grad_q = _gradient_of_keys(q, v)
     reading = torch.empty_like(total, dtype=torch.float32)
     given = q, k, v, total, kept, grad_y, grad_q, reading
@@ -343,9 +343,9 @@ def of_keys(
     arriving: Tensor,
     added_to: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of k, of -T where it weighs what is written, and of T at the ends of chunks.
+    """Return the gradients of k, of -T as a factor of the writes, and of T at the ends of chunks.
 
-    With `added_to`, k's gradient so far, q reads before a position writes, and nothing arrives at the states.
+    With `added_to`, k's gradient so far, q reads before a position writes, and no gradient arrives at the states.
     """
     grad_k = _gradient_of_keys(k, v) if added_to is None else added_to
     writing = torch.empty_like(total, dtype=torch.float32)
@@ -359,7 +359,7 @@ def of_keys(
 def of_values(
     q: Tensor, k: Tensor, total: Tensor, grad_y: Tensor, arriving: Tensor, dtype: torch.dtype, *, within: bool = False
 ) -> Tensor:
-    """Return the gradient of v; if `within`, that from the outputs of its chunk alone, and `arriving` is not read."""
+    """Return the gradient of v; if `within`, only from the outputs of its chunk, without reading `arriving`."""
     grad_v = time_first(grad_y, grad_y.shape[3], dtype)
     grid = total.shape[:3].numel(), triton.cdiv(grad_y.shape[3], BLOCK)
     given = q, k, total, grad_y, arriving, grad_v
@@ -381,7 +381,7 @@ def _run_states(
 
 
 def dense(t: Tensor) -> Tensor:
-    """Return `t`, or a copy whose channels lie side by side."""
+    """Return `t`, or a copy with adjacent channels."""
     return t if t.stride(3) == 1 else t.contiguous()
 
 
@@ -395,10 +395,10 @@ def launch(
     total: Tensor,
     **more: Any,
 ) -> None:
-    """Call a kernel with tensors, sizes, the strides of the `strided` ones, and its tiles, or `more` in their place."""
+    """Call a kernel with tensors, sizes, the strides of `strided`, and the default tile sizes updated by `more`."""
     heads, (seq_len, d_value) = v.shape[1], v.shape[2:]
     sizes = heads, heads // k.shape[1], seq_len, total.shape[2], k.shape[3], d_value
     strides = [stride for t in strided for stride in t.stride()[:3]]
     tiles = {"SIZE": total.shape[3], "KEYS": BLOCK, "VALUES": BLOCK}
-    with torch.cuda.device_of(v):  # triton launches on the current device, whatever the tensors' own
+    with torch.cuda.device_of(v):  # triton launches on the current device, not on the tensors'
         kernel[grid](*tensors, *sizes, *strides, **tiles | more, enable_fp_fusion=True)

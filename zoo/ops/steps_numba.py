@@ -1,7 +1,7 @@
-"""One position of `dplr`, `mlstm` and minGRU as machine code, for decoders on the CPU in float32 (extra `fast`).
+"""One position of `dplr`, `mlstm` and minGRU as machine code, for decoding on the CPU in float32 (extra `fast`).
 
-A decoder's step is a dozen operations on a few thousand numbers, of which calling takes torch the most time.
-Nothing that is given is written to.
+A decoding step is a dozen operations on a few thousand numbers, and torch spends most of its time on calling them.
+Arguments are not modified.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from zoo.ops.numba_loops import compiled, share_out
 from zoo.ops.slstm_numba import sigmoid
 
-_SHARED = 2**18  # numbers of state from which threads share a step: below, to wake them takes longer
+_SHARED = 2**18  # elements of state from which threads share a step: below, waking them takes longer
 
 
 def dplr(
@@ -61,7 +61,7 @@ def mlstm(
 
 
 def min_gru(logit: Tensor, u: Tensor, state: Tensor) -> Tensor:
-    """h = (1 - z) state + z g(u), (batch, channels), z = sigmoid(logit), g as `zoo.ops.activation.half_linear`."""
+    """Compute `zoo.ops.linear_recurrence.min_gru` of one position: h, (batch, channels)."""
     h = torch.empty(state.shape)
     given = _ready(logit, u, state, h)
     _run(_min_gru, len(state), state.numel(), *state.shape, *(t.data_ptr() for t in given))
@@ -69,7 +69,7 @@ def min_gru(logit: Tensor, u: Tensor, state: Tensor) -> Tensor:
 
 
 def _ready(*given: Tensor) -> list[Tensor]:
-    """Return float32 tensors whose numbers lie one after the other; to be kept while a loop has their addresses."""
+    """Return contiguous float32 tensors; the caller must keep them while a loop uses their addresses."""
     return [
         t if t.dtype == torch.float32 and t.is_contiguous() else t.detach().to(torch.float32).contiguous()
         for t in given
@@ -83,14 +83,14 @@ def _run(kernel: Any, n_tasks: int, size: int, *given: Any) -> None:
         share_out(kernel, n_tasks, *given)
 
 
-# The loops. A task is a head of one row; in minGRU a row. Arrays come as addresses: to make one of a tensor and have
-# numba look at it takes as long as two heads of a step.
+# The loops. A task is a head of one row; in minGRU a row. Arrays are passed as addresses: converting a tensor and
+# letting numba inspect the array takes as long as two heads of a step.
 
 _F0, _F1, _HALF = (np.float32(value) for value in (0, 1, 0.5))
 
 
 def _at(_: Any, address: Any) -> Any:
-    """Return the pointer to float32 numbers at an address."""
+    """Return the pointer to float32 elements at an address."""
 
     def make(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         return builder.inttoptr(given[0], context.get_value_type(signature.return_type))
@@ -98,7 +98,7 @@ def _at(_: Any, address: Any) -> Any:
     return types.CPointer(types.float32)(types.int64), make
 
 
-_floats: Any = intrinsic(_at)  # in compiled code a function of the address only
+_floats: Any = intrinsic(_at)  # compiled code calls it with the address alone
 
 
 @compiled
@@ -152,7 +152,7 @@ def _mlstm(first: int, last: int, *given: Any) -> None:
     for task in range(first, last):
         b, h = task // heads, task % heads
         before, now, out, value = memory[b, h], memory_after[b, h], y[b, h], v[b, h]
-        log_kept = log_forget[b, h] + largest[b, h]  # memory and normaliser are kept divided by exp(largest)
+        log_kept = log_forget[b, h] + largest[b, h]  # memory and normaliser are stored divided by exp(largest)
         m = max(log_kept, log_input[b, h])
         kept, written = np.float32(math.exp(log_kept - m)), np.float32(math.exp(log_input[b, h] - m))
         largest_after[b, h] = m
@@ -168,7 +168,7 @@ def _mlstm(first: int, last: int, *given: Any) -> None:
                 s = kept * before[i, j] + key * value[j]
                 now[i, j] = s
                 out[j] += query * s
-        # max(|n q|, 1) in the same units: 1 is exp(-m), bounded so that it stays finite.
+        # max(|n q|, 1) divided by exp(m): the 1 becomes exp(-m), bounded so that it stays finite.
         scale = _F1 / (max(abs(along), np.float32(math.exp(min(-m, ceiling)))) + eps)
         for j in range(d_value):
             out[j] *= scale

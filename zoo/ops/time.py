@@ -1,4 +1,4 @@
-"""The time axis of ragged batches: which positions are valid, and how rows of unequal length line up."""
+"""The time axis of ragged batches: masks of valid positions, and alignment of rows of unequal length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Lengths: TypeAlias = Int[Tensor, " batch"] | Sequence[int]
 
 
 def as_lengths(lengths: Lengths | None, x: Tensor) -> Tensor | None:
-    """`lengths` as a tensor on x's device.
+    """Return `lengths` as a tensor on x's device.
 
     Raises:
         ValueError: a list or tuple of anything but integers, or of integers outside 0..seq.
@@ -29,7 +29,7 @@ def as_lengths(lengths: Lengths | None, x: Tensor) -> Tensor | None:
 
 
 def require_within(low: int, high: int, seq_len: int) -> None:
-    """Raise ValueError unless the least and the greatest of a batch's lengths lie in 0..seq_len."""
+    """Raise ValueError unless the smallest and largest length of a batch are in 0..seq_len."""
     if low < 0 or high > seq_len:
         raise ValueError(f"lengths must lie in 0..{seq_len}, the chunk's length, got {low}..{high}")
 
@@ -42,7 +42,7 @@ def valid_positions(lengths: Int[Tensor, " batch"], seq_len: int) -> Bool[Tensor
 def without_padding(
     lengths: Int[Tensor, " batch"] | None, *tensors: Float[Tensor, "batch ..."], axis: int = 2
 ) -> tuple[Float[Tensor, "batch ..."], ...]:
-    """Zero tensors beyond the length of each row, positions along `axis`: keys write nothing, log-decays keep all."""
+    """Zero tensors beyond each row's length along `axis`: zero keys write nothing, zero log-decays forget nothing."""
     if lengths is None:
         return tensors
     seq_len = tensors[0].shape[axis]
@@ -55,11 +55,11 @@ def state_after(
     states: Shaped[Tensor, "batch seq *rest"],
     lengths: Int[Tensor, " batch"] | None,
 ) -> Shaped[Tensor, "batch ..."]:
-    """Return the state after the last position of each row, which is the first one where a row has none.
+    """Return the state after the last position of each row; for an empty row, the state before the first.
 
     Args:
         first: the state before the first position.
-        states: those after each position.
+        states: the states after each position.
         lengths: valid positions of each row; default all.
     """
     if lengths is None:
@@ -71,7 +71,7 @@ def state_after(
 def right_align(
     x: Shaped[Tensor, "batch seq *rest"], lengths: Int[Tensor, " batch"]
 ) -> Shaped[Tensor, "batch seq *rest"]:
-    """Shift each row right so that its first `lengths` items end the row; the front fills with zeros.
+    """Shift each row right so that its first `lengths` items are at the end; zeros fill the front.
 
     Right-aligned caches give every row of a ragged batch the same lag between two slots.
     """
@@ -85,13 +85,13 @@ def right_align(
 def left_align(
     x: Shaped[Tensor, "batch seq *rest"], lengths: Int[Tensor, " batch"]
 ) -> Shaped[Tensor, "batch seq *rest"]:
-    """Shift each row left so that its last `lengths` items begin the row; the end fills with zeros."""
+    """Shift each row left so that its last `lengths` items are at the start; zeros fill the end."""
     return reverse(right_align(reverse(x), lengths))
 
 
 def reverse(
     x: Shaped[Tensor, "batch seq *rest"], lengths: Int[Tensor, " batch"] | None = None
 ) -> Shaped[Tensor, "batch seq *rest"]:
-    """Reverse each row: its first `lengths` items, then zeros; or all of it."""
+    """Reverse each row: its first `lengths` items followed by zeros, or by default the whole row."""
     backwards = x.flip(1)
     return backwards if lengths is None else left_align(backwards, lengths)

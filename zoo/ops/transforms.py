@@ -1,4 +1,4 @@
-"""Support of compilers and torch.func by custom ops, kernels and hand-written backward passes."""
+"""Support for compilers, torch.export and torch.func: custom ops, choice of kernels, hand-written backward passes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch._library.custom_ops import CustomOpDef  # the type that torch.library.custom_op returns, exported nowhere
+from torch._library.custom_ops import CustomOpDef  # the type of torch.library.custom_op's result, not exported
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from zoo import coefficient as coefficients
@@ -22,44 +22,44 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def followed() -> bool:
-    """Return whether a compiler or a transform of torch.func (grad, vmap, jvp) is at work.
+    """Return whether a compiler or a transform of torch.func (grad, vmap, jvp) is active.
 
-    They follow plain operations and what `transformable` returns, derive their own backward pass, and cannot be asked
-    for values.
+    They trace plain operations and the results of `transformable`, derive their own backward pass, and cannot read
+    values.
     """
     return torch.compiler.is_compiling() or transformed()
 
 
 def compiling() -> bool:
-    """Return whether a compiler is at work alone: a custom op is one operation of its graph, whatever is inside."""
+    """Return whether a compiler is active without a transform: a custom op is then one operation of its graph."""
     return torch.compiler.is_compiling() and not transformed()
 
 
 def readable(t: Tensor) -> bool:
-    """Return whether values of `t` can be read at no cost: elsewhere the host waits for the device, or cannot know."""
+    """Return whether values of `t` can be read at no cost; otherwise the host waits for the device, or is tracing."""
     traced = torch._C._get_tracing_state()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
     return t.device.type == "cpu" and not followed() and not traced
 
 
 def transformed() -> bool:
-    """Return whether a transform of torch.func (grad, vmap, jvp) is at work."""
+    """Return whether a transform of torch.func (grad, vmap, jvp) is active."""
     return torch._C._are_functorch_transforms_active()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
 
 def _device_type(t: Tensor) -> str:
-    """Return the type of the device whose road `t` takes: tests put another in its place."""
+    """Return the device type that decides how `t` is computed; tests replace this function."""
     return t.device.type
 
 
 def on_cpu(t: Tensor) -> bool:
-    """Return whether `t` takes the road of the CPU, where a loop of small operations costs no launches."""
+    """Return whether `t` is computed as on a CPU, where a loop of small operations costs no launches."""
     return _device_type(t) == "cpu"
 
 
 def kernels_suffice(t: Tensor) -> bool:
-    """Return whether a Triton kernel may replace operations on `t`: float32 or pairs of it, on CUDA.
+    """Return whether a Triton kernel may replace operations on `t`: float32 or complex64, on CUDA.
 
-    A meta tensor takes the road of CUDA, with or without Triton. A transform of torch.func follows plain operations.
+    A meta tensor is treated like CUDA, with or without Triton. Transforms of torch.func need plain operations.
     """
     kind = _device_type(t)
     if t.dtype not in (torch.float32, torch.complex64) or transformed():
@@ -68,15 +68,14 @@ def kernels_suffice(t: Tensor) -> bool:
 
 
 def in_a_mode() -> bool:
-    """Return whether a mode of torch sees each operation: one that counts them, or that fakes their tensors."""
+    """Return whether a torch dispatch mode is active, such as one that counts operations or fakes tensors."""
     return bool(torch._C._len_torch_dispatch_stack())  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
 
 
 def loops_suffice(t: Tensor) -> bool:
-    """Return whether numba's loops may stand for operations on `t`: float32 on the CPU, and nothing looks at these.
+    """Return whether numba's loops may replace operations on `t`: float32 on the CPU, observed by nothing.
 
-    What looks at operations is a recorder of coefficients, a compiler, a transform, a tracer or a mode of torch that
-    counts or fakes them.
+    Observers of operations are a recorder of coefficients, a compiler, a transform, a tracer, or a dispatch mode.
     """
     return (
         _NUMBA
@@ -90,9 +89,9 @@ def loops_suffice(t: Tensor) -> bool:
 
 
 def whole_in_export(schema: str, like: Callable[..., Any]) -> Callable[[F], F]:
-    """Make of an op one operation in the programs of torch.export, so that they hold for sequences of any length.
+    """Make an op a single operation in programs of torch.export, so that they are valid for sequences of any length.
 
-    Followed inside, a chunked op would tie the program to as many chunks as the example has.
+    If it were traced inside, a chunked op would fix the program to the number of chunks of the example.
 
     Args:
         schema: schema of the op's arguments and results, as `torch.library` writes it.
@@ -117,9 +116,9 @@ def whole_in_export(schema: str, like: Callable[..., Any]) -> Callable[[F], F]:
 
 
 def one_operation(schema: str, like: Callable[..., Any]) -> Callable[[Callable[..., Any]], CustomOpDef]:
-    """Make of a function one operation to a compiler, which would unroll a loop over positions, and on meta tensors.
+    """Make a function a single operation on meta tensors and for compilers, which would unroll a loop over positions.
 
-    The backward pass runs the function once more.
+    The backward pass runs the function again.
 
     Args:
         schema: schema of its arguments and results, as `torch.library` writes it. Results share no memory.
@@ -163,17 +162,17 @@ def _results(function: Callable[..., Any], *given: Any) -> Any:
 
 
 def _gradients(function: Callable[..., Any], grads: list[Tensor], *given: Any) -> list[Tensor]:
-    # Inside a custom op torch does not record operations unless it is told to.
+    # Inside a custom op, torch records operations only on request.
     recorded = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)  # pyright: ignore[reportAttributeAccessIssue]
     with torch.enable_grad(), recorded:
         given = tree_map(lambda t: t.detach().requires_grad_() if _has_gradient(t) else t, given)
         outputs = tree_leaves(function(*given))
         found = torch.autograd.grad(outputs, _differentiable(given), grads, materialize_grads=True)
-    # The results of an op share no memory; the gradients of cuDNN's weights do.
-    alone = [t.untyped_storage().nbytes() == t.nbytes for t in found]
+    # Results of an op must not share memory, but the gradients of cuDNN's weights do.
+    owns_memory = [t.untyped_storage().nbytes() == t.nbytes for t in found]
     return [
-        t.contiguous() if own else t.clone(memory_format=torch.contiguous_format)
-        for t, own in zip(found, alone, strict=True)
+        t.contiguous() if owns else t.clone(memory_format=torch.contiguous_format)
+        for t, owns in zip(found, owns_memory, strict=True)
     ]
 
 
@@ -188,13 +187,12 @@ def _has_gradient(t: Any) -> bool:
 def differentiable_again(
     function: Callable[..., Any], given: Sequence[Any], needed: Sequence[bool], grads: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of `function(*given)` that are needed, as plain operations that autograd can follow.
+    """Return the needed gradients of `function(*given)`, computed by plain operations that autograd can record.
 
-    A kernel's backward pass computes numbers; it calls this one if its gradients are to be differentiated.
+    The backward pass of a kernel calls this if its gradients are to be differentiated.
     """
-    given = [
-        t.view_as(t) if isinstance(t, Tensor) else t for t in given
-    ]  # an input computed from another would count twice
+    # Views, since an input that is computed from another input would count twice.
+    given = [t.view_as(t) if isinstance(t, Tensor) else t for t in given]
     wanted = [t for t, asked in zip(given, needed, strict=True) if asked]
     found = iter(torch.autograd.grad(function(*given), wanted, grads, create_graph=True))
     return tuple(next(found) if asked else None for asked in needed)
@@ -205,12 +203,12 @@ def transformable(
     keep: Callable[..., None] | None = None,
     differentiate: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
-    """Give `op` its backward pass, and make of it a function that grad and vmap of torch.func can take apart.
+    """Give `op` its backward pass, and return a function that supports grad and vmap of torch.func.
 
     Args:
-        op: a custom op. Under vmap it is called once for each slice.
+        op: a custom op. Under vmap it is called once per slice.
         keep: `setup_context(ctx, inputs, output)`.
-        differentiate: `backward(ctx, *grads)`; absent in an op that cannot be differentiated, and raises when asked.
+        differentiate: `backward(ctx, *grads)`; default for an op without a derivative, whose backward pass raises.
 
     Returns:
         The function to call in place of `op`.
@@ -234,7 +232,7 @@ def transformable(
 
 
 def _slice_by_slice(op: CustomOpDef, info: Any, axes: tuple[int | None, ...], *given: Any) -> tuple[Any, Any]:
-    """Return the vmap rule of any op: its results for each slice, stacked."""
+    """Apply any op under vmap: call it for each slice and stack the results."""
     calls = [
         op(*(t if axis is None else t.select(axis, n) for t, axis in zip(given, axes, strict=True)))
         for n in range(info.batch_size)

@@ -1,4 +1,4 @@
-"""The recurrence of Mamba-3: trapezoidal discretisation, rotating state, several inputs and outputs a step."""
+"""The recurrence of Mamba-3: trapezoidal steps, a rotating state, several inputs and outputs per step."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def advance_angles(
 ) -> Float[Tensor, "batch heads seq angles"]:
     """Return angles in [0, 2 pi) after each position.
 
-    Summed in float64 where the device has it, and without whole turns: in a float32 sum of many turns few digits are
-    left for the part that counts.
+    They are summed in the widest dtype and without whole turns: in float32, a sum of many turns would leave few digits
+    for the angle.
     """
     turn, wide = 2 * math.pi, widest(increments.device)
     increments = increments.to(wide)
@@ -36,7 +36,7 @@ def advance_angles(
 def rotate_pairs(
     t: Float[Tensor, "*any batch heads seq rank d_state"], angles: Float[Tensor, "batch heads seq angles"]
 ) -> Float[Tensor, "*any batch heads seq rank d_state"]:
-    """Turn the pairs (m, m + n) of the first 2 n channels, n being the number of angles; the rest stays."""
+    """Rotate the pairs (m, m + n) of the first 2 n channels, with n the number of angles; leave the other channels."""
     n = angles.shape[3]
     a, b, rest = t.split((n, n, t.shape[-1] - 2 * n), dim=-1)
     cos, sin = angles.cos().unsqueeze(3), angles.sin().unsqueeze(3)
@@ -55,23 +55,24 @@ def trapezoidal_ssd(
 ) -> tuple[Float[Tensor, "batch heads seq rank d_value"], Float[Tensor, "batch heads d_key d_value"]]:
     """S_t = a_t S_{t-1} + a_t before_t k_{t-1} v_{t-1}^T + now_t k_t v_t^T, y_t = S_t^T q_t (Lahoti et al. 2603.15569).
 
-    a = exp(log_decay); with several rows a step, k v^T is summed over them and each query is answered.
+    a = exp(log_decay). With several rows per step, k v^T is summed over them and each query is answered.
 
-    R_t = a_t (S_{t-1} + before_t k_{t-1} v_{t-1}^T), the state without the present, is a recurrence of one term:
-    R_t = a_t R_{t-1} + a_t (now_{t-1} + before_t) k_{t-1} v_{t-1}^T.
+    R_t = a_t (S_{t-1} + before_t k_{t-1} v_{t-1}^T), the state without the current position, is a recurrence with one
+    term: R_t = a_t R_{t-1} + a_t (now_{t-1} + before_t) k_{t-1} v_{t-1}^T.
 
     Args:
         q: queries.
-        k, v: keys and values with one position in front, the last one before the chunk.
+        k, v: keys and values, preceded by those of the last position before the chunk.
         log_decay: logarithm of the decay.
-        before, now: weights of the previous and of the present position. All three zero: nothing happens.
-        state: S before the first position; its dtype is the one computed in.
+        before, now: weights of the previous and of the current position. If all three are zero, the state does not
+            change.
+        state: S before the first position; its dtype is used for the computation.
 
     Returns:
         Outputs, and S after the last position.
     """
     (seq_len, rank), product = q.shape[2:4], chunk_product(state)
-    # The entering state already holds the input of its last position: its `now` counts zero here.
+    # The entering state already includes the input of its last position, so that position's `now` is zero here.
     earlier_now = F.pad(now, (1, 0))[:, :, :-1]
     weight = (log_decay.exp() * (earlier_now + before)).view(*before.shape, 1, 1)
     queries, earlier_k, earlier_v = (

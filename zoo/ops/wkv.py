@@ -1,4 +1,4 @@
-"""Averages of values with exponential weights that decay, channel by channel, kept in range in log space."""
+"""RWKV-4's recurrence: averages of values with decaying exponential weights, per channel, rescaled in log space."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ def wkv(
 ]:
     """y_t = sum_{j <= t} w_tj v_j / sum_{j <= t} w_tj.
 
-    Its weights are w_tj = exp((t - 1 - j) log_decay + k_j) and w_tt = exp(bonus + k_t).
+    The weights are w_tj = exp((t - 1 - j) log_decay + k_j) for j < t, and w_tt = exp(bonus + k_t).
 
-    Peng et al. 2305.13048, eq. 16. Both sums are linear recurrences, kept divided by exp(m_t) with
-    m_t = max(log_decay + m_{t-1}, k_t), so that no exponential exceeds one.
+    Peng et al. 2305.13048, eq. 16. Both sums are linear recurrences, stored divided by exp(m_t) with m_t =
+    max(log_decay + m_{t-1}, k_t), so that no exponential exceeds one.
 
     Args:
         k: logarithms of the weights, of any size.
         v: values.
-        log_decay: logarithm of a step's decay, at most zero.
-        bonus: added to the own position's key.
-        numerator, denominator, largest: both sums and m before the first position; their dtype is the one computed in.
-        valid: positions that write and decay; elsewhere the sums are kept.
+        log_decay: logarithm of the decay per step, at most zero.
+        bonus: added to the key of the current position.
+        numerator, denominator, largest: both sums and m before the first position; their dtype is used for the
+            computation.
+        valid: positions that write and decay; the others keep the sums.
 
     Returns:
         y, and both sums and m after the last position.
@@ -50,7 +51,7 @@ def wkv(
     if valid is not None:
         moves = valid.unsqueeze(2)
         write, steps = write.where(moves, -torch.inf), steps.where(moves, 0.0)
-    if k.shape[1] == 1:  # a decoder's step
+    if k.shape[1] == 1:  # a decoding step
         m = torch.maximum(steps + largest.unsqueeze(1), write)
         end = m[:, 0]
     else:
@@ -70,7 +71,7 @@ def wkv(
 
 
 def _in_range(*exponents: Tensor) -> tuple[Tensor, ...]:
-    """Return exponentials of both, divided by the larger one, which cancels in y."""
+    """Return the exponentials divided by the larger one, which cancels in y."""
     top = torch.maximum(*exponents).detach()
     return tuple(torch.exp(each - top) for each in exponents)
 
