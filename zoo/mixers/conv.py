@@ -21,7 +21,7 @@ from zoo.validate import require_choice, require_positive
 
 Kernel = Literal["short", "implicit"]
 _OMEGA = 10.0  # frequency of the filter's sine activations, as published for language
-_FASTEST, _SLOWEST = -math.log(1e-2) / 0.3, -math.log(1e-2) / 1.5  # decay to 1 % at 0.3 or 1.5 of max_seq_len
+FASTEST, SLOWEST = -math.log(1e-2) / 0.3, -math.log(1e-2) / 1.5  # decay to 1 % at 0.3 or 1.5 of max_seq_len
 
 
 class ConvState(NamedTuple):
@@ -75,7 +75,7 @@ class ImplicitFilter(LagFilter):
     def reset_parameters(self) -> None:
         reset_submodules(self)
         with torch.no_grad():
-            rate = torch.linspace(_FASTEST, _SLOWEST, len(self.log_rate), dtype=torch.float64)
+            rate = torch.linspace(FASTEST, SLOWEST, len(self.log_rate), dtype=torch.float64)
             self.log_rate.copy_(rate.log())
 
     def forward(self, n_lags: int) -> Float[Tensor, "channels n_lags"]:

@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from zoo.blocks import ShortConv
 from zoo.coefficient import coefficient
 from zoo.contract import SequenceMixer
-from zoo.mixers.conv import ConvState, LagFilter
+from zoo.mixers.conv import FASTEST, SLOWEST, ConvState, LagFilter
 from zoo.modules import read_weight, reset_submodules
 from zoo.ops.precision import Device, DType, accumulator
 from zoo.validate import require_positive
-
-_SLOWEST, _FASTEST = -math.log(1e-2) / 1.5, -math.log(1e-2) / 0.3  # decay to 1 % at 1.5 or 0.3 of max_seq_len
 
 
 class HyenaState(NamedTuple):
@@ -54,7 +52,7 @@ class HyenaFilter(LagFilter):
         for layer in cast(list[nn.Linear], self.layers):
             features = F.linear(features, read_weight(layer).to(wide), layer.bias.to(wide))
             features = torch.sin(self.frequency.to(wide) * features)
-        rate = torch.linspace(_SLOWEST, _FASTEST, self.channels, device=device, dtype=wide)
+        rate = torch.linspace(SLOWEST, FASTEST, self.channels, device=device, dtype=wide)
         return (features @ read_weight(self.out_proj).to(wide).t() * torch.exp(-rate * u)).t()
 
 
