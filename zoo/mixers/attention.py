@@ -53,8 +53,8 @@ class Attention(SequenceMixer):
 
     With rope_scaling of type dynamic, the RoPE frequencies depend on the sequence length once it exceeds the trained
     length; up to that length nothing is scaled. Beyond it, `forward` is not causal. A stream rotates all cached keys
-    for the length at the end of each chunk, so a chunk's outputs equal those of `forward` on the sequence so far.
-    Earlier outputs are not revised.
+    for the length at the end of each chunk, so a chunk's outputs equal `forward` on the sequence so far. Earlier
+    outputs are not revised.
 
     Coefficients. Queries and keys after norm and rotation, and 1/rms of the norms. The values and their convolution are
     linear, so the offset is zero.

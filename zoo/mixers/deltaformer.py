@@ -32,7 +32,7 @@ class DeltaFormer(SequenceMixer):
 
     `delta_net` stores a value minus the value already found under its key; here attention stores a value minus the
     value already found by its query. Each u depends on all earlier u, so this softmax layer can track states. Each
-    block of positions takes one triangular solve; the other work is that of softmax attention. A beta beyond [-1, 1]
+    block of positions takes one triangular solve; the remaining work equals softmax attention. A beta beyond [-1, 1]
     would let u grow exponentially along the sequence. Memory is linear in the length on a CPU and quadratic on other
     devices, for one layer at a time.
 

@@ -50,7 +50,7 @@ class ForgettingAttention(SequenceMixer):
 
     State. Keys and values of all positions so far, 2 n_kv_heads d_head numbers per position; for each of them the sum
     of log f since then, n_heads numbers; the number of positions of each row. It grows with the sequence. The sums run
-    back from the end, so that those of recent positions are small and keep their digits.
+    back from the end, so that sums over recent positions are small and keep their digits.
 
     Interaction rank. n_heads: the gates between two positions change a head's number for the pair, but not its map
     W_O^h W_V^h.

@@ -39,10 +39,10 @@ class PathAttention(SequenceMixer):
         y_i   = out_proj(sum_{j <= i} a_ij W_v x_j)
 
     RoPE rotates a key by its distance. Here every position between key and query moves the key along that position's
-    own direction, at most by a reflection. The product of maps is that of `delta_net`, which can track states where
-    fixed rotations cannot. forget_gate adds (log f_{j+1} + ... + log f_i) / sqrt(d_head) to the logits, with a sigmoid
-    f per query head; `forgetting_attention` adds the sum undivided. n_kv_heads shares keys, values and maps between
-    groups of query heads.
+    own direction, at most by a reflection. `delta_net` has the same product of maps, which can track states; fixed
+    rotations cannot. forget_gate adds (log f_{j+1} + ... + log f_i) / sqrt(d_head) to the logits, with a sigmoid f per
+    query head; `forgetting_attention` adds the sum undivided. n_kv_heads shares keys, values and maps between groups of
+    query heads.
 
     Each chunk takes one triangular solve. It also moves the earlier keys of its block, and each block moves all keys
     before it: this is more work than softmax attention and equally quadratic in the length. At 1,024 positions, a

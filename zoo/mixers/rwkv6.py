@@ -138,9 +138,7 @@ class RWKV6(SequenceMixer):
         r, k = self._heads(self.r_proj(x + step * mix_r), state), self._heads(self.k_proj(x + step * mix_k), state)
         v = self._heads(self.v_proj(x + step * coefficient(mix_v)), state)
         decay = self.decay_up(torch.tanh(self.decay_down(x + step * mix_w)))
-        k, log_decay = without_padding(
-            lengths, k, -torch.exp(self._heads(decay, state))
-        )  # padding writes nothing and forgets nothing
+        k, log_decay = without_padding(lengths, k, -torch.exp(self._heads(decay, state)))  # padding has no effect
         bonus = coefficient((r * k * self.bonus.unsqueeze(1)).sum(-1, keepdim=True))
         y, S = retention_with_bonus(coefficient(r), coefficient(k), v, coefficient(log_decay), bonus, state.S)
         y = rearrange(y, "batch head seq d -> batch seq (head d)")

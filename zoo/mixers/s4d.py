@@ -73,9 +73,7 @@ class S4D(SequenceMixer):
         self.log_rate = nn.Parameter(torch.empty(d_model, self.poles))
         self.frequency = nn.Parameter(torch.empty(d_model, self.poles))
         self.log_dt = nn.Parameter(torch.empty(d_model))
-        self.C = nn.Parameter(
-            torch.empty(d_model, self.poles, 2)
-        )  # complex numbers as real pairs, so that any dtype cast works
+        self.C = nn.Parameter(torch.empty(d_model, self.poles, 2))  # pairs of reals, so that any dtype cast works
         self.D = nn.Parameter(torch.empty(d_model))
         self.out_proj = nn.Linear(d_model, 2 * d_model) if output == "glu" else None
         self.reset_parameters()

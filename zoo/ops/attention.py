@@ -177,9 +177,7 @@ def _by_flex_attention(
     uncached = in_a_mode() or (q.is_cuda and torch.cuda.is_current_stream_capturing())
     mask = copy((_tiles.__wrapped__ if uncached else _tiles)(seq_len, slots, q.device))
     mask.mask_mod = visible
-    q, k, v = (
-        F.pad(t, (0, max(0, 16 - t.shape[3]))) for t in (q, k, v)
-    )  # the kernel needs heads of at least 16 channels
+    q, k, v = (F.pad(t, (0, max(0, 16 - t.shape[3]))) for t in (q, k, v))  # the kernel needs 16 channels or more
     grouped = bool(k.shape[1] != q.shape[1])
     y = _flex_attention()(q, k, v, forgetting, mask, scale=d_head**-0.5, enable_gqa=grouped)
     return y[..., :d_value]
@@ -224,7 +222,7 @@ def forgotten_since(
 ) -> Float[Tensor, "batch n_heads slots"]:
     """Return the sum of log f over the positions after each slot, cached ones and the chunk's.
 
-    The sums run back from the end, so that those of recent slots are small and keep their digits.
+    The sums run back from the end, so that sums over recent slots are small and keep their digits.
     """
     from_end = F.pad(log_forget.flip(2).cumsum(2), (1, 0)).flip(2)
     return torch.cat((forgotten + from_end[:, :, :1], from_end[:, :, 1:]), dim=2)

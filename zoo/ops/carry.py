@@ -67,8 +67,8 @@ def joined_in_pairs(
 ) -> tuple[Tensor, Tensor]:
     """S_{c+1} = act(maps_c, S_c) + added_c, by joining pairs of chunks into one, again and again.
 
-    After `levels` rounds of joining, `decayed_states` handles the remaining chunks. By default joining goes on until
-    one chunk is left.
+    After `levels` rounds of joining, `decayed_states` handles the remaining chunks. By default it joins until one chunk
+    is left.
     """
     if levels == 0:
         return decayed_states(state, maps, added)
@@ -124,8 +124,7 @@ class _Carry(torch.autograd.Function):
 
     The adjoint is the same recurrence in the other direction, so it can be differentiated again: S becomes the gradient
     of the state, `added` the gradients of the entering states, and keys and sought change places. With plain autograd,
-    every chunk would have small products of its own for the gradients of its coefficients; here one product computes
-    all.
+    the gradients of the coefficients would take small products for every chunk; here one product computes them for all.
     """
 
     @staticmethod

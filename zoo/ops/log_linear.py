@@ -57,8 +57,8 @@ def log_linear_ssd(
     """y_t = sum_l weights_t^l S_t^l^T q_t, with S_t^l the state of `ssd` over level l of a Fenwick tree.
 
     Each level is a recurrence whose decay is zero where it restarts and whose values are zero where it is not written,
-    so one call of `ssd` computes all levels as heads. Time and memory are those of `ssd` times the number of levels; on
-    a CPU, a sequence of n positions that starts from the empty state needs ceil(log2 n) + 2 levels.
+    so one call of `ssd` computes all levels as heads. Time and memory are `ssd`'s times the number of levels; on a CPU,
+    a sequence of n positions that starts from the empty state needs ceil(log2 n) + 2 levels.
 
     Args:
         q, k, v, log_decay: as in `ssd`.

@@ -59,9 +59,8 @@ def path_attend(
     with full_precision(q.device):
         q, k, w, beta = (t.to(cache.dtype) for t in (q, k, w, beta))
         ends = _block_ends(k, w, beta, len(blocks) - 1, blocks[0][1])
-        for n, (first, last) in reversed(
-            [*enumerate(blocks)]
-        ):  # largest first, so that smaller blocks fit into freed memory
+        # The last block, which has the most keys, comes first: smaller ones then fit into the memory that it frees.
+        for n, (first, last) in reversed([*enumerate(blocks)]):
             given = [t[:, :, first:last] for t in (q, k, w, beta)]
             given += [v[:, :, : past + last], None if log_forget is None else log_forget[:, :, :last], forgotten]
             given += [cache, *(t[:, :n] for t in ends)]

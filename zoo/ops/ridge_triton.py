@@ -2,9 +2,9 @@
 
 A program solves for the queries of one chunk, then for further chunks. Each step reads the results of the step before
 in tiles from the multiprocessor's caches, so any width fits. The forward pass keeps three vectors per query and
-overwrites them in each step. The backward pass repeats the steps, keeps all their vectors and walks back: its gradients
-are those of the steps taken, even far from the solution. A query whose residual is roundoff takes no further step. All
-products are in full float32.
+overwrites them in each step. The backward pass repeats the steps, keeps all their vectors and walks back: it
+differentiates the steps taken, even far from the solution. A query whose residual is roundoff takes no further step.
+All products are in full float32.
 
 Under TRITON_INTERPRET=1 the same code runs on the CPU: slowly, for tests.
 """
@@ -149,7 +149,7 @@ def _backward(
     total, heads, chunks, size, d_key, steps,
     EPS: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients (`of_...`; the ridge's per chunk). Those of k, state and ridge must start at zero."""
+    """Compute the gradients (`of_...`; the ridge's per chunk). Before, those of k, state and ridge must be zero."""
     program = tl.program_id(0).to(tl.int64)
     vector = size * d_key
     of_r_ptr = vectors_ptr + program * (3 * steps + 5) * vector

@@ -134,7 +134,7 @@ def _backward(
 ):  # fmt: skip
     """Compute gradients; arguments as in `_forward`, but maps are (head, 4, d, d).
 
-    gh, gc, gn and gm (batch, head, d), on entry the gradients of the last state, end as those of the first.
+    gh, gc, gn and gm (batch, head, d) hold the gradients of the last state on entry, and of the first state at the end.
     """
     head = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

@@ -62,7 +62,7 @@ def trapezoidal_ssd(
 
     Args:
         q: queries.
-        k, v: keys and values, preceded by those of the last position before the chunk.
+        k, v: keys and values, with one more position in front: the last one before the chunk.
         log_decay: logarithm of the decay.
         before, now: weights of the previous and of the current position. If all three are zero, the state does not
             change.
