@@ -718,6 +718,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("parallel_hybrid", {"pattern": ()}, "one mixer"),
     ("hybrid parallel_hybrid", {"pattern": "ssd"}, "pattern list 'ssd'"),
     ("hybrid", {"pattern": [3, "ssd"]}, "pattern list [3,"),
+    ("hybrid parallel_hybrid", {"pattern": 3}, "pattern list 3"),
+    ("hybrid parallel_hybrid", {"pattern": {"name": "lstm"}}, "pattern list {'name': 'lstm'}"),
     ("hybrid parallel_hybrid", {"pattern": [{"name": "lstm", "d_model": 4}]}, "d_model hybrid"),
     ("parallel_hybrid", {"pattern": ("lstm", {"name": "factorized", "d_out": 5})}, "d_out 8 5"),
     *((DELTAS, {"beta_max": value}, f"beta_max {value}") for value in (0.0, -1.0, 2.1, NAN)),

@@ -87,7 +87,8 @@ class Hybrid(SequenceMixer):
         Raises:
             ValueError: as for the class.
         """
-        if isinstance(pattern, str) or not all(isinstance(entry, str | Mapping) for entry in pattern):
+        is_list = isinstance(pattern, Sequence) and not isinstance(pattern, str)
+        if not is_list or not all(isinstance(entry, str | Mapping) for entry in pattern):
             raise ValueError(
                 f"pattern must be a list of names or of mappings {{'name': ..., **options}}, got {pattern!r}"
             )
