@@ -53,7 +53,7 @@ class LagFilter(nn.Module):
         """
         inputs = torch.cat((past.to(u.dtype), u), dim=1)
         if inputs.shape[1] > self.max_seq_len:
-            raise ValueError(f"sequence of {inputs.shape[1]} exceeds max_seq_len={self.max_seq_len}")
+            raise ValueError(f"sequence of {inputs.shape[1]} positions exceeds max_seq_len={self.max_seq_len}")
         with full_precision(u.device):
             kernel = self(inputs.shape[1])
             y = long_conv(inputs.to(kernel.dtype), kernel, u.shape[1]).to(u.dtype) + D.to(u.dtype) * u

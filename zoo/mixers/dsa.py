@@ -25,7 +25,7 @@ class SparseLatentState(NamedTuple):
 
 
 class SparseLatentAttention(LatentAttention):
-    """Latent attention in which each query attends to the top_k positions of highest index, alike in all heads.
+    """Latent attention: each query attends to the top_k positions of highest index, the same in all heads.
 
         a_in, b_j, w_i = rope(W_a^n x_i), rope(LayerNorm(W_b x_j)), W_w x_i      n = 1, ..., n_index_heads
         I_ij   = sum_n w_in relu(a_in . b_j) / sqrt(n_index_heads d_index)
@@ -163,7 +163,7 @@ class SparseLatentAttention(LatentAttention):
 
 
 def _mean_of_valid(t: Tensor, lengths: Tensor | None) -> Tensor:
-    """Average over the valid positions of all rows."""
+    """Return the mean over the valid positions of all rows."""
     if lengths is None:
         return t.mean()
     valid = valid_positions(lengths, t.shape[1])

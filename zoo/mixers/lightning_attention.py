@@ -61,7 +61,7 @@ class LightningAttention(SequenceMixer):
         super().__init__(d_model)
         require_positive(n_heads=n_heads, d_head=d_head)
         if not 0 <= slope_scale < float("inf"):
-            raise ValueError(f"slope_scale must be a number of at least 0, got {slope_scale}")
+            raise ValueError(f"slope_scale must be a finite number of at least 0, got {slope_scale}")
         self.n_heads, self.slope_scale = n_heads, slope_scale
         self.d_head = head_width(d_model, n_heads, d_head)
         d_inner = n_heads * self.d_head
