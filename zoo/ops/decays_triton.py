@@ -6,8 +6,8 @@ writes b, the kernels compute
     scores_ij = sum_d a_id exp(T_id - T_jd) b_jd for j <= i,    a_i exp(T_i),    b_j exp(T_end - T_j)
 
 A program handles one chunk and loops over its positions j; the decays of a pair are computed once for all kinds. T is
-float64, so that differences of two sums keep float32's digits; everything else is float32. Inputs may have any strides
-except the last. Under TRITON_INTERPRET=1 the same code runs on the CPU.
+float64, so that differences of two sums keep float32's digits; everything else is float32. Inputs may have any strides,
+but the last must be 1. Under TRITON_INTERPRET=1 the same code runs on the CPU.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ Given the values that each position writes, the rule is `zoo.ops.ssd_triton`, wh
     S_{c+1} = end_c S_c + sum_j until_j k_j w_j^T                               `_states`, chunk after chunk
 
 `_inverses` computes (I + A)^-1 for all chunks at once. SSD then runs on the values w = v - e. The erased part e is
-itself an output of SSD: with the queries r, read before a position writes. So SSD also gives the gradients for both
-kinds of queries, with grad_v = (I + A)^-T grad_w as the negated gradient of e, and `_states_back` gives the gradients
-of the states:
+itself an output of SSD: with the queries r, read before a position writes. So SSD computes the gradients of q and of r,
+and of k for both, with -grad_v = -(I + A)^-T grad_w as the gradient of e. `_states_back` computes the gradients of the
+states:
 
     grad_w_j = within_j + until_j G^T k_j      G <- end G + sum_i since_i (q_i grad_y_i^T - r_i grad_v_i^T)
 

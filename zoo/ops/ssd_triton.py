@@ -9,7 +9,7 @@ that arrives at the states follows the first recurrence, last chunk first, with 
 
 Operands of products are rounded to the dtype of the kept states, which has two bytes; sums are float32. If a product is
 needed transposed, it is computed again: Triton before 3.7 miscompiles the transpose of an accumulator. Inputs may have
-any strides except the last. Under TRITON_INTERPRET=1 the same code runs on the CPU.
+any strides, but the last must be 1. Under TRITON_INTERPRET=1 the same code runs on the CPU.
 """
 
 from __future__ import annotations
