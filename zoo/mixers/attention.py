@@ -60,7 +60,7 @@ class Attention(SequenceMixer):
     linear, so the offset is zero.
 
     State. Keys and values of all positions so far, 2 n_kv_heads d_head numbers per position, right-aligned in ragged
-    batches; the number of positions of each row; the convolution's last d_conv - 1 inputs. It grows with the sequence.
+    batches; the length of each row so far; the convolution's last d_conv - 1 inputs. It grows with the sequence.
 
     Interaction rank. n_heads: each W_ij is a combination of the n_heads maps W_O^h W_V^h, and grouped heads count as
     query heads. With a value convolution up to n_heads * d_conv.
@@ -78,7 +78,7 @@ class Attention(SequenceMixer):
             max_seq_len); bos (placed before the first token, subject to the alibi or relative bias); or none.
         d_conv: width of a causal depthwise convolution on queries, keys and values; 0 for none.
         max_seq_len: longest sequence, for position relative and sink position.
-        rope_base: base of the RoPE wavelengths; a larger base rotates more slowly.
+        rope_base: base of the RoPE wavelengths; larger values rotate more slowly.
         rope_scaling: extension of RoPE beyond the trained length, `{"rope_type": ..., "factor": ...}` with the fields
             of a transformers config; types linear, llama3, yarn and dynamic (`zoo.ops.rope`). With dynamic, outputs
             beyond the trained length depend on the length of the whole sequence, so they are not causal.

@@ -62,8 +62,8 @@ class CappedMLSTM(SequenceMixer):
         input_bias: initial value of b_i.
 
     Raises:
-        ValueError: sizes that are not positive, an n_heads that does not divide d_model while d_head is not given,
-            heads of one channel, a cap or an epsilon that is not positive and finite.
+        ValueError: non-positive sizes, n_heads that does not divide d_model while d_head is not given, heads of one
+            channel, a cap or an epsilon that is not positive and finite.
     """
 
     def __init__(

@@ -60,7 +60,7 @@ class Comba(SequenceMixer):
         dt_min, dt_max: range of softplus(c) at initialisation, log-uniform, at least 1e-4.
 
     Raises:
-        ValueError: sizes that are not positive, an n_heads that does not divide d_model, an empty range.
+        ValueError: non-positive sizes, n_heads that does not divide d_model, an empty range.
     """
 
     undecayed = ("A_log", "dt_bias", "D", "feedback")

@@ -126,7 +126,7 @@ class Conv(SequenceMixer):
         max_seq_len: longest sequence, and the unit of the lag (implicit).
 
     Raises:
-        ValueError: sizes that are not positive, an unknown kernel; a sequence beyond max_seq_len (implicit).
+        ValueError: non-positive sizes, an unknown kernel; a sequence beyond max_seq_len (implicit).
     """
 
     undecayed = ("D",)

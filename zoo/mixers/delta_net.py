@@ -55,7 +55,7 @@ class DeltaNet(SequenceMixer):
             state by reflections needs that (Grazzi et al. 2411.12537).
 
     Raises:
-        ValueError: sizes that are not positive, an n_heads that does not divide d_model, beta_max outside (0, 2].
+        ValueError: non-positive sizes, n_heads that does not divide d_model, beta_max outside (0, 2].
     """
 
     def __init__(

@@ -82,8 +82,8 @@ class DeltaProduct(SequenceMixer):
         n_levels: states of each head, a Fenwick tree over up to 2^(n_levels - 1) positions; 0 for a single state.
 
     Raises:
-        ValueError: sizes that are not positive, head counts that do not divide evenly, beta_max outside (0, 2], an
-            empty range; at run time, a sequence of more positions than the tree holds.
+        ValueError: non-positive sizes, head counts that do not divide evenly, beta_max outside (0, 2], an empty range;
+            at run time, a sequence of more positions than the tree holds.
     """
 
     undecayed = ("A_log", "dt_bias")

@@ -38,8 +38,8 @@ class DeltaFormer(SequenceMixer):
 
     Coefficients. Queries, keys and beta. The values are linear, so the offset is zero.
 
-    State. Keys and u of all positions so far, 2 n_heads d_head numbers per position, u at least float32, and the number
-    of positions of each row. It grows with the sequence.
+    State. Keys and u of all positions so far, 2 n_heads d_head numbers per position, u at least float32, and the length
+    of each row so far. It grows with the sequence.
 
     Interaction rank. n_heads: with the coefficients fixed, a head's u is a matrix of numbers times its values, so a
     head keeps its one map W_O^h W_V^h.
@@ -55,12 +55,12 @@ class DeltaFormer(SequenceMixer):
         d_model: width of input and output.
         n_heads: heads.
         d_head: width of a head; default d_model / n_heads.
-        d_rope: rotary channels of queries and keys, an even number; 0 for none; default all, except an odd last one.
-        rope_base: base of the RoPE wavelengths; a larger base rotates more slowly.
+        d_rope: rotary channels of queries and keys, an even number; 0 for none; default all but an odd last one.
+        rope_base: base of the RoPE wavelengths; larger values rotate more slowly.
 
     Raises:
-        ValueError: sizes that are not positive, an n_heads that does not divide d_model, a d_rope that is odd or
-            exceeds d_head, a rope_base of at most 1.
+        ValueError: non-positive sizes, n_heads that does not divide d_model, a d_rope that is odd or exceeds d_head, a
+            rope_base of at most 1.
     """
 
     def __init__(

@@ -42,8 +42,8 @@ class DifferentialAttention(SequenceMixer):
     Coefficients. Queries and keys, 1/rms. The values are linear and lambda does not depend on the input, so the offset
     is zero.
 
-    State. Keys and values of all positions so far, 4 n_heads d_head numbers per position, and the number of positions
-    of each row. It grows with the sequence.
+    State. Keys and values of all positions so far, 4 n_heads d_head numbers per position, and the length of each row so
+    far. It grows with the sequence.
 
     Interaction rank. n_heads: the two softmax maps of a head are subtracted before they meet the values, so a head has
     one number per pair and one map, W_O^h W_V^h. The rows of a difference sum to 1 - lambda at every position, and a
@@ -60,12 +60,12 @@ class DifferentialAttention(SequenceMixer):
         n_heads: heads, each with two softmaxes.
         d_head: width of queries and keys, half the width of values; default d_model / (2 n_heads).
         depth: index of the layer, from 0, which sets lambda_init.
-        d_rope: rotary channels of queries and keys, an even number; 0 for none; default all, except an odd last one.
-        rope_base: base of the RoPE wavelengths; a larger base rotates more slowly.
+        d_rope: rotary channels of queries and keys, an even number; 0 for none; default all but an odd last one.
+        rope_base: base of the RoPE wavelengths; larger values rotate more slowly.
 
     Raises:
-        ValueError: sizes that are not positive, a 2 n_heads that does not divide d_model, a negative depth, a d_rope
-            that is odd or exceeds d_head, a rope_base of at most 1.
+        ValueError: non-positive sizes, a 2 n_heads that does not divide d_model, a negative depth, a d_rope that is odd
+            or exceeds d_head, a rope_base of at most 1.
     """
 
     undecayed = ("lambda_q", "lambda_k")

@@ -54,7 +54,7 @@ class SparseLatentAttention(LatentAttention):
     linear, so the offset is zero.
 
     State. The normed latent, the rotated rope key and the index key b of all positions so far, d_latent + d_rope +
-    d_index numbers per position, and the number of positions of each row. It grows with the sequence.
+    d_index numbers per position, and the length of each row so far. It grows with the sequence.
 
     Interaction rank. n_heads, as in `mla`: the selection sets some of a head's numbers to zero and does not change its
     map. With top_k 1, every head has weight 1 at the same position, and the rank is 1.
@@ -73,14 +73,14 @@ class SparseLatentAttention(LatentAttention):
         d_rope: rotary channels of queries, of the shared key and of the index, an even number; 0 for none; default half
             of d_head, at least 2.
         d_query: width of a normed latent from which queries are computed; default none, queries are computed from x.
-        rope_base: base of the RoPE wavelengths; a larger base rotates more slowly.
+        rope_base: base of the RoPE wavelengths; larger values rotate more slowly.
         n_index_heads: heads of the index.
         d_index: width of the index queries and keys, at least d_rope; default the larger of d_head / 2 and d_rope.
         top_k: positions that a query attends to.
 
     Raises:
-        ValueError: sizes that are not positive, an n_heads that does not divide d_model, a latent wider than d_model,
-            an odd d_rope, a d_index below d_rope, a rope_base of at most 1.
+        ValueError: non-positive sizes, n_heads that does not divide d_model, a latent wider than d_model, an odd
+            d_rope, a d_index below d_rope, a rope_base of at most 1.
     """
 
     apart = (

@@ -55,7 +55,7 @@ class Factorized(SequenceMixer):
         max_seq_len: lags of the Toeplitz kernel, and so the longest sequence.
 
     Raises:
-        ValueError: sizes that are not positive, an unknown kernel; a sequence beyond max_seq_len (toeplitz).
+        ValueError: non-positive sizes, an unknown kernel; a sequence beyond max_seq_len (toeplitz).
     """
 
     undecayed = ("coefficients",)

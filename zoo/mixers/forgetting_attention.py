@@ -42,15 +42,15 @@ class ForgettingAttention(SequenceMixer):
     n_kv_heads shares keys and values between groups of query heads; every query head has its own gate.
 
     The sums of log f form a matrix over pairs of positions that needs a gradient, which torch's fused softmax attention
-    does not provide: at 1,024 positions, a training step on a CPU runs at less than half the tokens per second of
-    `gated_delta_net`. Memory is linear in the length, since the backward pass recomputes blocks of queries. On CUDA,
-    long sequences use torch's FlexAttention, whose gradient of log f is a sum in no fixed order.
+    does not provide: at 1,024 positions on a CPU, training runs at less than half the speed of `gated_delta_net`.
+    Memory is linear in the length, since the backward pass recomputes blocks of queries. On CUDA, long sequences use
+    torch's FlexAttention, whose gradient of log f is a sum in no fixed order.
 
     Coefficients. Queries and keys, log f. The values are linear, so the offset is zero.
 
     State. Keys and values of all positions so far, 2 n_kv_heads d_head numbers per position; for each of them the sum
-    of log f since then, n_heads numbers; the number of positions of each row. It grows with the sequence. The sums run
-    back from the end, so that sums over recent positions are small and keep their digits.
+    of log f since then, n_heads numbers; the length of each row so far. It grows with the sequence. The sums run back
+    from the end, so that sums over recent positions are small and keep their digits.
 
     Interaction rank. n_heads: the gates between two positions change a head's number for the pair, but not its map
     W_O^h W_V^h.
@@ -67,7 +67,7 @@ class ForgettingAttention(SequenceMixer):
         n_kv_heads: key and value heads, shared by groups of query heads; default n_heads.
 
     Raises:
-        ValueError: sizes that are not positive, head counts that do not divide evenly.
+        ValueError: non-positive sizes, head counts that do not divide evenly.
     """
 
     def __init__(

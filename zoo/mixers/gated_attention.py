@@ -38,8 +38,8 @@ class GatedAttention(SequenceMixer):
 
     Coefficients. 1/rms, queries and keys, the gate. The values are linear, so the offset is zero.
 
-    State. Keys and values of all positions so far, 2 n_kv_heads d_head numbers per position, and the number of
-    positions of each row. It grows with the sequence.
+    State. Keys and values of all positions so far, 2 n_kv_heads d_head numbers per position, and the length of each row
+    so far. It grows with the sequence.
 
     Interaction rank. gate head: n_heads, as without a gate. gate channel: n_heads * d_head for generic input, since the
     gate scales each value channel separately, so that a softmax head spans one operator per channel. If heads share
@@ -56,12 +56,12 @@ class GatedAttention(SequenceMixer):
         gate: one number per head, or one per channel.
         d_rope: rotary channels, the first ones of each head, an even number; 0 for none; default a quarter of d_head,
             at least 2.
-        rope_base: base of the RoPE wavelengths; a larger base rotates more slowly.
+        rope_base: base of the RoPE wavelengths; larger values rotate more slowly.
         norm_eps: epsilon of the norms of queries and keys.
 
     Raises:
-        ValueError: sizes that are not positive, head counts that do not divide evenly, an unknown gate, a d_rope that
-            is odd or exceeds d_head, a rope_base of at most 1.
+        ValueError: non-positive sizes, head counts that do not divide evenly, an unknown gate, a d_rope that is odd or
+            exceeds d_head, a rope_base of at most 1.
     """
 
     def __init__(

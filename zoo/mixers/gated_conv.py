@@ -40,7 +40,7 @@ class GatedConv(SequenceMixer):
         d_conv: width of the causal convolution; 1 sees only the current position.
 
     Raises:
-        ValueError: sizes that are not positive.
+        ValueError: non-positive sizes.
     """
 
     def __init__(self, d_model: int, d_conv: int = 3) -> None:

@@ -58,7 +58,7 @@ class GatedLinearAttention(SequenceMixer):
         output_gate: multiply by silu(W_g x + b_g) before out_proj.
 
     Raises:
-        ValueError: sizes that are not positive, an n_heads that does not divide d_model.
+        ValueError: non-positive sizes, n_heads that does not divide d_model.
     """
 
     def __init__(

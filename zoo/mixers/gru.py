@@ -29,8 +29,7 @@ class GRU(SequenceMixer):
 
     It can load the weights of `torch.nn.GRU`. Torch's fused kernel runs if no coefficient is requested and no row ends
     early; otherwise a loop with the same result runs and marks the coefficients. On a CPU the kernel is itself a loop
-    over positions, one small product after the other: a training step runs at less than half the tokens per second of
-    `gated_delta_net`.
+    over positions, one small product after the other: training runs at less than half the speed of `gated_delta_net`.
 
     Coefficients. r, z and tanh(n)/n. n is affine in x_t and h_{t-1}; its biases make the offset.
 
@@ -45,7 +44,7 @@ class GRU(SequenceMixer):
         d_inner: width of the state; default d_model.
 
     Raises:
-        ValueError: sizes that are not positive.
+        ValueError: non-positive sizes.
     """
 
     undecayed = ("bias", "recurrent_bias")

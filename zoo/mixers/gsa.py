@@ -38,8 +38,8 @@ class GatedSlotAttention(SequenceMixer):
 
     These are two linear recurrences with a softmax between them. The number of slots is fixed, so the layer runs in
     linear time, and the softmax lets it select a single slot, which the query of a linear recurrence cannot. Both
-    recurrences have a decay per slot: at 1,024 positions, a training step on a CPU runs at less than half the tokens
-    per second of `gated_delta_net`.
+    recurrences have a decay per slot: at 1,024 positions on a CPU, training runs at less than half the speed of
+    `gated_delta_net`.
 
     Coefficients. softmax(K^T q), a, the sigmoid factors of silu(v) and of the output SiLU, 1/rms. The offset is zero.
 
@@ -61,7 +61,7 @@ class GatedSlotAttention(SequenceMixer):
         n_slots: slots of a head; default d_head.
 
     Raises:
-        ValueError: sizes that are not positive, an n_heads that does not divide d_model.
+        ValueError: non-positive sizes, n_heads that does not divide d_model.
     """
 
     def __init__(self, d_model: int, n_heads: int = 2, d_head: int | None = None, n_slots: int | None = None) -> None:

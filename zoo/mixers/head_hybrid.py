@@ -41,8 +41,8 @@ class HeadHybrid(SequenceMixer):
     Coefficients. Queries and keys, alpha and beta, 1/rms. The values are linear, so the offset is zero.
 
     State. Keys and values of all positions so far for the softmax heads, 2 n_softmax_heads d_head numbers per position;
-    d_head x d_head numbers for each other head, at least float32; the number of positions of each row. It grows with
-    the sequence, at n_softmax_heads / n_heads of the rate of attention.
+    d_head x d_head numbers for each other head, at least float32; the length of each row so far. It grows with the
+    sequence, at n_softmax_heads / n_heads of the rate of attention.
 
     Interaction rank. n_heads: softmax, decay, delta rule and norm give each head one number per pair of positions.
 
@@ -61,8 +61,8 @@ class HeadHybrid(SequenceMixer):
         dt_min, dt_max: range of softplus(b) at initialisation, log-uniform, at least 1e-4.
 
     Raises:
-        ValueError: sizes that are not positive, an n_heads that does not divide d_model, n_softmax_heads not below
-            n_heads, beta_max outside (0, 2], an empty range.
+        ValueError: non-positive sizes, n_heads that does not divide d_model, n_softmax_heads not below n_heads,
+            beta_max outside (0, 2], an empty range.
     """
 
     undecayed = ("A_log", "dt_bias")

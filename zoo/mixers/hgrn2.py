@@ -53,7 +53,7 @@ class HGRN2(SequenceMixer):
         lower_bound: smallest possible decay.
 
     Raises:
-        ValueError: sizes that are not positive, an n_heads that does not divide d_model, a lower bound outside [0, 1).
+        ValueError: non-positive sizes, n_heads that does not divide d_model, a lower bound outside [0, 1).
     """
 
     def __init__(self, d_model: int, n_heads: int = 2, d_head: int | None = None, lower_bound: float = 0.0) -> None:

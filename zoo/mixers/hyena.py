@@ -67,8 +67,8 @@ class Hyena(SequenceMixer):
     f is a network of three sine layers with learned frequencies, on u and n_frequencies cosines and sines of the lag. r
     is fixed and evenly spaced over the channels, so that the kernel decays to 1 % within 0.3 to 1.5 of max_seq_len. The
     long convolution is a Toeplitz product, quadratic in the length, since a Fourier transform would leak roundoff from
-    future positions into past ones. At 1,024 positions, a training step on a CPU runs at less than half the tokens per
-    second of `gated_delta_net`.
+    future positions into past ones. At 1,024 positions on a CPU, training runs at less than half the speed of
+    `gated_delta_net`.
 
     Coefficients. k and q; v is the value. Biases make the offset c.
 
@@ -88,7 +88,7 @@ class Hyena(SequenceMixer):
         max_seq_len: longest sequence, and the unit of the lag.
 
     Raises:
-        ValueError: sizes that are not positive; a sequence beyond max_seq_len.
+        ValueError: non-positive sizes; a sequence beyond max_seq_len.
     """
 
     undecayed = ("D",)

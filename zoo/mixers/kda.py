@@ -69,8 +69,8 @@ class KimiDelta(SequenceMixer):
         norm_eps: epsilon of the norm.
 
     Raises:
-        ValueError: sizes that are not positive, an n_heads that does not divide d_model, unknown gates, beta_max
-            outside (0, 2], an empty range.
+        ValueError: non-positive sizes, n_heads that does not divide d_model, unknown gates, beta_max outside (0, 2], an
+            empty range.
     """
 
     undecayed = ("A_log", "dt_bias")

@@ -44,8 +44,7 @@ class LightningAttention(SequenceMixer):
 
     Source. MiniMax-01 (2501.08313, section 2.2), after TransNormerLLM (2307.14995); transformers'
     MiniMaxLightningAttention. If n_heads is not a power of two, the slopes follow ALiBi's authors, while transformers
-    keeps 2^(-8 h / n_heads). transformers adds 1e-5 to that factor of the slopes; here
-    slope_scale is the whole factor.
+    keeps 2^(-8 h / n_heads). transformers adds 1e-5 to that factor of the slopes; here slope_scale is the whole factor.
 
     Args:
         d_model: width of input and output.
@@ -54,7 +53,7 @@ class LightningAttention(SequenceMixer):
         slope_scale: factor of the slopes; with 0 a head forgets nothing.
 
     Raises:
-        ValueError: sizes that are not positive, an n_heads that does not divide d_model, a negative slope_scale.
+        ValueError: non-positive sizes, n_heads that does not divide d_model, a negative slope_scale.
     """
 
     def __init__(self, d_model: int, n_heads: int = 2, d_head: int | None = None, slope_scale: float = 1.0) -> None:

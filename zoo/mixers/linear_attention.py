@@ -50,8 +50,8 @@ class LinearAttention(SequenceMixer):
         normalize: divide by z; needs a positive feature map.
 
     Raises:
-        ValueError: sizes that are not positive, an n_heads that does not divide d_model, an unknown feature map,
-            identity with normalize.
+        ValueError: non-positive sizes, n_heads that does not divide d_model, an unknown feature map, identity with
+            normalize.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class LSTM(SequenceMixer):
 
     Torch's fused kernel runs if no coefficient is requested and no row ends early; otherwise a loop with the same
     result runs and marks the coefficients. On a CPU the kernel is itself a loop over positions, one small product after
-    the other: a training step runs at less than half the tokens per second of `gated_delta_net`.
+    the other: training runs at less than half the speed of `gated_delta_net`.
 
     Coefficients. The three gates, tanh(g)/g and tanh(c)/c. g is affine in x_t and h_{t-1}; its bias makes the offset.
 
@@ -48,7 +48,7 @@ class LSTM(SequenceMixer):
         forget_bias: initial bias of the forget gate; with 3 an untrained cell remembers for about 20 steps.
 
     Raises:
-        ValueError: sizes that are not positive, a forget_bias that is not finite.
+        ValueError: non-positive sizes, a forget_bias that is not finite.
     """
 
     undecayed = ("bias",)

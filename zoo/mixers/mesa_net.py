@@ -68,7 +68,7 @@ class MesaNet(SequenceMixer):
         cg_steps: conjugate gradient steps.
 
     Raises:
-        ValueError: sizes that are not positive, an n_heads that does not divide d_model.
+        ValueError: non-positive sizes, n_heads that does not divide d_model.
     """
 
     undecayed = ("ridge",)

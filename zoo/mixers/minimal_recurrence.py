@@ -52,7 +52,7 @@ class MinimalRecurrence(SequenceMixer):
         cell: gates of minGRU (gru) or of minLSTM (lstm).
 
     Raises:
-        ValueError: sizes that are not positive, an unknown cell.
+        ValueError: non-positive sizes, an unknown cell.
     """
 
     def __init__(self, d_model: int, d_inner: int | None = None, cell: Cell = "gru") -> None:

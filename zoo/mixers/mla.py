@@ -44,7 +44,7 @@ class LatentAttention(SequenceMixer):
     Coefficients. Queries and keys; 1/rms of both norms. The values are linear, so the offset is zero.
 
     State. The normed latent and the rotated rope key of all positions so far, d_latent + d_rope numbers per position
-    for any number of heads, and the number of positions of each row. It grows with the sequence.
+    for any number of heads, and the length of each row so far. It grows with the sequence.
 
     Interaction rank. n_heads, although the cache holds one vector per position: the maps W_O^h W_V^h W_c differ between
     heads. All heads read the input through W_c, so the rank is at most d_model d_latent. The norm scales each source
@@ -62,13 +62,13 @@ class LatentAttention(SequenceMixer):
         d_rope: rotary channels of queries and of the shared key, an even number; 0 for none; default half of d_head, at
             least 2.
         d_query: width of a normed latent from which queries are computed; default none, queries are computed from x.
-        rope_base: base of the RoPE wavelengths; a larger base rotates more slowly.
+        rope_base: base of the RoPE wavelengths; larger values rotate more slowly.
         rope_scaling: as in `attention`, except type dynamic, which would rotate cached keys again.
         position: rope, or none to leave the shared channels unrotated.
 
     Raises:
-        ValueError: sizes that are not positive, an n_heads that does not divide d_model, a latent wider than d_model,
-            an odd d_rope, a rope_base of at most 1, rope_scaling of type dynamic or without rope.
+        ValueError: non-positive sizes, n_heads that does not divide d_model, a latent wider than d_model, an odd
+            d_rope, a rope_base of at most 1, rope_scaling of type dynamic or without rope.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ class MLSTM(SequenceMixer):
         d_block: width of the diagonal blocks of the maps to queries, keys and values.
 
     Raises:
-        ValueError: sizes that are not positive; n_heads or d_block that does not divide d_inner; heads of one channel.
+        ValueError: non-positive sizes; n_heads or d_block that does not divide d_inner; heads of one channel.
     """
 
     def __init__(self, d_model: int, n_heads: int = 2, expand: int = 2, d_conv: int = 4, d_block: int = 4) -> None:

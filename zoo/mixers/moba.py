@@ -39,8 +39,8 @@ class BlockAttention(SequenceMixer):
 
     Coefficients. Queries and keys, which determine the selected blocks. The values are linear, so the offset is zero.
 
-    State. Keys and values of all positions so far, 2 n_kv_heads d_head numbers per position, and the number of
-    positions of each row. It grows with the sequence.
+    State. Keys and values of all positions so far, 2 n_kv_heads d_head numbers per position, and the length of each row
+    so far. It grows with the sequence.
 
     Interaction rank. n_heads, however few blocks a query attends to: the selection sets some of a head's numbers to
     zero and does not change its map W_O^h W_V^h.
@@ -56,12 +56,12 @@ class BlockAttention(SequenceMixer):
             n_heads.
         block_size: positions of a block.
         top_k: blocks that a query attends to, including its own.
-        d_rope: rotary channels of queries and keys, an even number; 0 for none; default all, except an odd last one.
-        rope_base: base of the RoPE wavelengths; a larger base rotates more slowly.
+        d_rope: rotary channels of queries and keys, an even number; 0 for none; default all but an odd last one.
+        rope_base: base of the RoPE wavelengths; larger values rotate more slowly.
 
     Raises:
-        ValueError: sizes that are not positive, head counts that do not divide evenly, a d_rope that is odd or exceeds
-            d_head, a rope_base of at most 1.
+        ValueError: non-positive sizes, head counts that do not divide evenly, a d_rope that is odd or exceeds d_head, a
+            rope_base of at most 1.
     """
 
     def __init__(

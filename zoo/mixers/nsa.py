@@ -46,8 +46,8 @@ class NativeSparseAttention(SequenceMixer):
     Coefficients. Queries and keys, which determine the selected blocks, and the gates. The values and their means are
     linear, so the offset is zero.
 
-    State. Keys and values of all positions so far, 2 n_kv_heads d_head numbers per position, and the number of
-    positions of each row. It grows with the sequence.
+    State. Keys and values of all positions so far, 2 n_kv_heads d_head numbers per position, and the length of each row
+    so far. It grows with the sequence.
 
     Interaction rank. n_heads, not 3 n_heads: the three branches share their values, so a head's gated sum is one number
     per pair times one map W_O^h W_V^h. With separate values for each branch it would be 3 n_heads.
@@ -66,12 +66,12 @@ class NativeSparseAttention(SequenceMixer):
         block_size: positions of a block.
         top_k: blocks that a query attends to in full, at least 3.
         window: positions of the window.
-        d_rope: rotary channels of queries and keys, an even number; 0 for none; default all, except an odd last one.
-        rope_base: base of the RoPE wavelengths; a larger base rotates more slowly.
+        d_rope: rotary channels of queries and keys, an even number; 0 for none; default all but an odd last one.
+        rope_base: base of the RoPE wavelengths; larger values rotate more slowly.
 
     Raises:
-        ValueError: sizes that are not positive, a top_k below 3, head counts that do not divide evenly, a d_rope that
-            is odd or exceeds d_head, a rope_base of at most 1.
+        ValueError: non-positive sizes, a top_k below 3, head counts that do not divide evenly, a d_rope that is odd or
+            exceeds d_head, a rope_base of at most 1.
     """
 
     def __init__(

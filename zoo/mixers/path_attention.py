@@ -45,16 +45,16 @@ class PathAttention(SequenceMixer):
     query heads.
 
     Each chunk takes one triangular solve. It also moves the earlier keys of its block, and each block moves all keys
-    before it: this is more work than softmax attention and equally quadratic in the length. At 1,024 positions, a
-    training step on a CPU runs at less than half the tokens per second of `gated_delta_net`. On a CPU the backward pass
-    recomputes blocks, so memory is linear in the length. On other devices all logits are computed at once, to keep the
-    number of operations constant: memory is quadratic, for one layer at a time, or for every layer if compiled.
+    before it: this is more work than softmax attention and equally quadratic in the length. At 1,024 positions on a
+    CPU, training runs at less than half the speed of `gated_delta_net`. On a CPU the backward pass recomputes blocks,
+    so memory is linear in the length. On other devices all logits are computed at once, to keep the number of
+    operations constant: memory is quadratic, for one layer at a time, or for every layer if compiled.
 
     Coefficients. Queries, keys, w, beta and log f. The values are linear, so the offset is zero.
 
     State. Keys and values of all positions so far, 2 n_kv_heads d_head numbers per position, the keys at least float32
-    since each new position moves them all; the convolution's last d_conv - 1 inputs; the number of positions of each
-    row; with forget_gate n_heads more numbers per position. It grows with the sequence.
+    since each new position moves them all; the convolution's last d_conv - 1 inputs; the length of each row so far;
+    with forget_gate n_heads more numbers per position. It grows with the sequence.
 
     Interaction rank. n_heads: the positions between two positions change a head's number for the pair, but not its map
     W_O^h W_V^h.
@@ -74,7 +74,7 @@ class PathAttention(SequenceMixer):
         forget_gate: lower logits by log f of each later position.
 
     Raises:
-        ValueError: sizes that are not positive, head counts that do not divide evenly.
+        ValueError: non-positive sizes, head counts that do not divide evenly.
     """
 
     def __init__(

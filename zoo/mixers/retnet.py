@@ -54,7 +54,7 @@ class RetNet(SequenceMixer):
         expand: ratio of a head's value width to d_head.
 
     Raises:
-        ValueError: sizes that are not positive, an n_heads that does not divide d_model, an odd d_head.
+        ValueError: non-positive sizes, n_heads that does not divide d_model, an odd d_head.
     """
 
     def __init__(self, d_model: int, n_heads: int = 2, d_head: int | None = None, expand: int = 2) -> None:

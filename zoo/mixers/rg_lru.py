@@ -44,8 +44,8 @@ class RGLRU(SequenceMixer):
 
     Coefficients. a, sqrt(1 - a^2) i, the GELU. Biases make the offset c.
 
-    State. h, d_inner numbers, at least float32, the convolution's last d_conv - 1 inputs, and the number of positions
-    of each row, since the first position is special. It does not grow with the sequence.
+    State. h, d_inner numbers, at least float32, the convolution's last d_conv - 1 inputs, and the length of each row so
+    far, since the first position is special. It does not grow with the sequence.
 
     Interaction rank. d_inner for generic input, up to d_model^2: convolution, recurrence and gates act on channels, and
     each channel has a map of rank one.
@@ -63,8 +63,7 @@ class RGLRU(SequenceMixer):
         r_min, r_max: initial range of exp(-softplus(rate)), which is the decay at r = 1/8.
 
     Raises:
-        ValueError: sizes that are not positive, an n_heads that does not divide d_inner, an empty range, an r_max of 1
-            or more.
+        ValueError: non-positive sizes, an n_heads that does not divide d_inner, an empty range, an r_max of 1 or more.
     """
 
     undecayed = ("rate", "gate_bias")

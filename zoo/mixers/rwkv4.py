@@ -51,7 +51,7 @@ class RWKV4(SequenceMixer):
         d_inner: channels that are averaged; default d_model.
 
     Raises:
-        ValueError: sizes that are not positive.
+        ValueError: non-positive sizes.
     """
 
     undecayed = ("shift",)

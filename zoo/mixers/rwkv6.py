@@ -63,7 +63,7 @@ class RWKV6(SequenceMixer):
         decay_rank: rank of the projection that computes the decays; published 64.
 
     Raises:
-        ValueError: sizes that are not positive, an n_heads that does not divide d_model, heads of one channel.
+        ValueError: non-positive sizes, n_heads that does not divide d_model, heads of one channel.
     """
 
     # As in the authors' training (RWKV-v5/src/model.py): no weight decay on low-rank maps, and twice the learning rate

@@ -71,7 +71,7 @@ class RWKV7(SequenceMixer):
             at least 32.
 
     Raises:
-        ValueError: sizes that are not positive, an n_heads that does not divide d_model, heads of one channel.
+        ValueError: non-positive sizes, n_heads that does not divide d_model, heads of one channel.
     """
 
     # As in the authors' training (BlinkDL/RWKV-LM, RWKV-v7/train_temp): no weight decay on low-rank maps, and twice the

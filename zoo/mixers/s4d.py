@@ -54,7 +54,7 @@ class S4D(SequenceMixer):
         dt_min, dt_max: range of the step sizes at initialisation, log-uniform, one per channel.
 
     Raises:
-        ValueError: sizes that are not positive, an odd d_state, an unknown output, an empty range of dt.
+        ValueError: non-positive sizes, an odd d_state, an unknown output, an empty range of dt.
     """
 
     undecayed = ("log_rate", "frequency", "log_dt", "D")

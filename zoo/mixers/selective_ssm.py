@@ -72,7 +72,7 @@ class SelectiveSSM(SequenceMixer):
         out_norm_eps: epsilon of an RMSNorm before the output projection, as in Mamba-2; default no norm.
 
     Raises:
-        ValueError: sizes that are not positive, an unknown init, an empty range of dt, an epsilon that is not positive.
+        ValueError: non-positive sizes, an unknown init, an empty range of dt, an epsilon that is not positive.
     """
 
     undecayed = ("A_log", "D")

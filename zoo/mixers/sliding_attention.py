@@ -52,13 +52,13 @@ class SlidingAttention(SequenceMixer):
         window: positions that a query attends to.
         position: position encoding: rope (Su et al. 2104.09864), alibi with learned slopes (Press et al. 2108.12409),
             or none.
-        rope_base: base of the RoPE wavelengths; a larger base rotates more slowly.
+        rope_base: base of the RoPE wavelengths; larger values rotate more slowly.
         d_rope: rotary channels, the first ones of each head; default all.
         out_bias: add a bias after the output projection, as in Griffin (De et al. 2402.19427).
 
     Raises:
-        ValueError: sizes that are not positive, head counts that do not divide evenly, an odd d_head with rope, a
-            d_rope that is odd, too wide or used without rope, an unknown position.
+        ValueError: non-positive sizes, head counts that do not divide evenly, an odd d_head with rope, a d_rope that is
+            odd, too wide or used without rope, an unknown position.
     """
 
     undecayed = ("slopes",)

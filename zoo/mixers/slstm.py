@@ -64,7 +64,7 @@ class SLSTM(SequenceMixer):
         d_conv: width of the causal convolution; 1 sees only the current position.
 
     Raises:
-        ValueError: sizes that are not positive, an n_heads that does not divide d_model, heads of one channel.
+        ValueError: non-positive sizes, n_heads that does not divide d_model, heads of one channel.
     """
 
     undecayed = ("bias", "recurrent", "norm_weight")

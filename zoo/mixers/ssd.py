@@ -62,8 +62,8 @@ class SSD(SequenceMixer):
         o_t = sum_l lambda_t^l h_t^l^T C_t + D u_t,  lambda_t = softplus(s * W_l x_t)
 
     so that recent positions remain separate, while older ones share a state in ever larger groups. A level costs as
-    much time and memory as the plain recurrence: at 1,024 positions, a training step on a CPU runs at less than half
-    the tokens per second of `gated_delta_net`.
+    much time and memory as the plain recurrence: at 1,024 positions on a CPU, training runs at less than half the speed
+    of `gated_delta_net`.
 
     Coefficients. The sigmoid factor of u's SiLU, B, C, dt, lambda, silu(z), 1/rms. The convolution's bias makes the
     offset.
@@ -101,8 +101,8 @@ class SSD(SequenceMixer):
         n_levels: states of each head, a Fenwick tree over up to 2^(n_levels - 1) positions; 0 for a single state.
 
     Raises:
-        ValueError: sizes that are not positive or do not divide evenly, an unknown init, an empty range of dt, a
-            negative dt_floor; at run time, a sequence of more positions than the tree holds.
+        ValueError: non-positive sizes or do not divide evenly, an unknown init, an empty range of dt, a negative
+            dt_floor; at run time, a sequence of more positions than the tree holds.
     """
 
     undecayed = ("A_log", "D", "dt_bias")

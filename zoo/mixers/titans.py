@@ -68,7 +68,7 @@ class Titans(SequenceMixer):
         d_conv: width of the causal convolution; 1 sees only the current position.
 
     Raises:
-        ValueError: sizes that are not positive, an n_heads that does not divide d_model.
+        ValueError: non-positive sizes, n_heads that does not divide d_model.
     """
 
     def __init__(self, d_model: int, n_heads: int = 2, d_head: int | None = None, d_conv: int = 4) -> None:

@@ -143,7 +143,7 @@ def path_logits(
         k: keys.
         w: directions, of length one or shorter.
         beta: 0 to 2; 0 moves no key, 2 reflects.
-        cache: keys before the first position, moved by all positions so far; its dtype is used for the computation.
+        cache: keys before the first position, moved by all positions so far; its dtype is used throughout.
 
     Returns:
         The logits for the cached slots and the chunk's, and the keys of all of them, moved by all positions.

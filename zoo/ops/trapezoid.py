@@ -66,7 +66,7 @@ def trapezoidal_ssd(
         log_decay: logarithm of the decay.
         before, now: weights of the previous and of the current position. If all three are zero, the state does not
             change.
-        state: S before the first position; its dtype is used for the computation.
+        state: S before the first position; its dtype is used throughout.
 
     Returns:
         Outputs, and S after the last position.
