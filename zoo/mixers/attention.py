@@ -80,8 +80,8 @@ class Attention(SequenceMixer):
         max_seq_len: longest sequence, for position relative and sink position.
         rope_base: base of the RoPE wavelengths; larger values rotate more slowly.
         rope_scaling: extension of RoPE beyond the trained length, `{"rope_type": ..., "factor": ...}` with the fields
-            of a transformers config; types linear, llama3, yarn and dynamic (`zoo.ops.rope`). With dynamic, outputs
-            beyond the trained length depend on the length of the whole sequence, so they are not causal.
+            of a transformers config; types linear, llama3, yarn and dynamic (`zoo.ops.rope`). With dynamic, `forward`
+            is not causal beyond the trained length.
         d_rope: rotary channels, the first ones of each head; default all.
         qk_norm: RMSNorm of queries and keys before RoPE (Henry et al. 2010.04245, in the form of Qwen3 and OLMo 2):
             head (each head separately, with shared weights), all (all heads together), or none.

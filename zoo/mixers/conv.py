@@ -61,12 +61,7 @@ class LagFilter(nn.Module):
 
 
 class ImplicitFilter(LagFilter):
-    """A kernel that is a function of the lag (Hyena, Poli et al. 2302.10866, section 3.3), in at least float32.
-
-    kernel_c(tau) = sqrt(2 r_c / max_seq_len) exp(-r_c u) f_c(u) at u = tau / max_seq_len, where f is a network with two
-    hidden sine layers on u and n_frequencies sines and cosines of u. The square root makes the kernel's energy
-    independent of its length; it is not in the paper.
-    """
+    """The implicit kernel of `Conv`, a function of the lag, in at least float32."""
 
     def __init__(self, channels: int, d_filter: int, n_frequencies: int, max_seq_len: int) -> None:
         super().__init__((d_filter, d_filter, channels), n_frequencies, max_seq_len)

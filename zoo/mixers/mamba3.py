@@ -55,9 +55,9 @@ class Mamba3(SequenceMixer):
     (h^T q_r + D u_r).
 
     f makes the decay's rate positive and has two versions. The paper and its released code (March 2026,
-    state-spaces/mamba before c69aaab) use rate_map softplus. Commit c69aaab (2 June 2026) replaced it by rate_map
-    heavy_tail, the default here: f(x) = 1 + x for x >= 0 and 1 / (1 - x) below, so that rates that training lowers do
-    not come close to zero. Weights trained with one version do not work with the other.
+    state-spaces/mamba before c69aaab) use rate_map softplus. Commit c69aaab (2 June 2026) replaced it by heavy_tail,
+    the default here, so that rates that training lowers do not come close to zero. Weights trained with one version do
+    not work with the other.
 
     Coefficients. q and k after rotation, alpha, lambda dt and (1 - lambda) dt, silu(z). The offset is zero.
 
