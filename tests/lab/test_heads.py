@@ -45,7 +45,7 @@ def test_a_run_is_read_and_scored_on_its_task(run: Path, capsys: pytest.CaptureF
         assert layer["score"] == pytest.approx(accuracy(test.labels)(zoo.load(run)(test.inputs)))
     assert str(layer["rank"]) in layer["score_by_heads"]
     assert all(rank > 0 for rank in layer["state_size"].values())
-    for line in ("2 sequences of mqar.", f"the whole model has {layer['score']:.3g}, chance {test.chance:.3g}"):
+    for line in ("2 sequences of mqar.", f"the uncut model has {layer['score']:.3g}, chance {test.chance:.3g}"):
         assert line in shown
         assert line in page.read_text()
     assert "http" not in page.read_text()
@@ -76,7 +76,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(run: Path, capsys: pytest.Ca
         ((str(run), "--seq_len", "8"), "the task of a run has its own length"),
         ((str(run), "--text", str(text)), "has no tokenizer for --text"),
         ((str(run), "--text", "missing"), "--text missing cannot be read"),
-        ((str(run), "--text", str(noise)), "is not text in UTF-8"),
+        ((str(run), "--text", str(noise)), "is not UTF-8 text"),
         ((str(run), "--json", str(run)), f"{run} is a folder"),
         ((str(run), "--html", "no_such_folder/heads.html"), "there is no folder no_such_folder"),
         (("nowhere",), "no run at nowhere"),

@@ -222,7 +222,7 @@ def test_conversions_take_any_scale(law: np.ndarray, rng: np.random.Generator) -
         (lambda o: to_heads(o(3, 2, 2), 0), "n_heads must be a positive integer, got 0"),
         (
             lambda o: to_softmax_heads(o(3, 2, 4)),
-            "lags must be square, got d_out=2, d_in=4; .*to_heads takes any shape",
+            "lags must be square, got d_out=2, d_in=4; .*to_heads accepts any shape",
         ),
         (lambda o: to_softmax_heads(math.nan * o(3, 2, 2)), "to_softmax_heads: lags must be finite"),
         (lambda o: to_softmax_heads(3e38 * o(3, 2, 2).float()), "overflow torch.float32"),

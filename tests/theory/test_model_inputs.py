@@ -52,10 +52,10 @@ def test_a_text_is_cut_into_pieces(text: Path) -> None:
     [
         (lambda text: text.write_text("abc"), "{text} has 3 tokens; 3 sequences of 4 need 12: give a longer text"),
         (lambda text: text.unlink(), "--text {text} cannot be read: No such file or directory"),
-        (lambda text: text.write_bytes(b"\xff\xfe"), "--text {text} is not text in UTF-8"),
+        (lambda text: text.write_bytes(b"\xff\xfe"), "--text {text} is not UTF-8 text"),
         (
             lambda text: (text.parent / "config.json").unlink(),
-            "{text.parent} has no tokenizer for --text, which takes ",
+            "{text.parent} has no tokenizer for --text, which needs ",
         ),
         (
             lambda text: (text.parent / "vocabulary").unlink(),
@@ -82,7 +82,7 @@ def test_arrays_are_read_first_and_scored_after(tmp_path: Path, rng: np.random.G
     assert found.score(outputs) == accuracy(torch.from_numpy(labels[2:] % 3))(outputs) == 1.0
     np.savez(file, inputs=inputs)
     assert model_inputs("nowhere", MODEL, None, 2, None, arrays=file).score is None
-    for seq_len, n_others, says in ((4, 1, "leave out --text and --seq_len"), (None, 4, "6 sequences of 6 need 36")):
+    for seq_len, n_others, says in ((4, 1, "combined with --text or --seq_len"), (None, 4, "6 sequences of 6 need 36")):
         with pytest.raises(ValueError, match=says):
             model_inputs("nowhere", MODEL, seq_len, 2, n_others, arrays=file)
     for name, value, most in (("inputs", 128, 127), ("labels", -1, 2)):
@@ -96,7 +96,7 @@ def test_arrays_are_read_first_and_scored_after(tmp_path: Path, rng: np.random.G
             model_inputs("nowhere", MODEL, None, 2, 1, arrays=file)
     for none in (np.where(np.arange(5)[:, None] < 2, labels % 3, -100), np.full((5, 6, 3), np.nan)):
         np.savez(file, inputs=inputs, labels=none)
-        with pytest.raises(ValueError, match="no label in the 3 sequences"):
+        with pytest.raises(ValueError, match="3 sequences on which cut models are scored have no labels"):
             model_inputs("nowhere", MODEL, None, 2, 3, arrays=file)
     np.savez(file, inputs=inputs, labels=np.full((5, 6, 3), np.inf))
     with pytest.raises(ValueError, match="labels must be finite"):

@@ -94,9 +94,9 @@ def test_an_unmarked_coefficient_is_an_error_with_its_size(generator: torch.Gene
     interaction(Squared(0.1, marked=True), x)
     misses = []
     for share in (1e-1, 1e-5):
-        with pytest.raises(NotAffineError, match=r"not affine under replay \(relative miss .*not marked") as caught:
+        with pytest.raises(NotAffineError, match=r"not affine under replay \(relative error .*not marked") as caught:
             interaction(Squared(share, marked=False), x)
-        misses.append(float(str(caught.value).split("miss ")[1].split(")")[0]))
+        misses.append(float(str(caught.value).split("relative error ")[1].split(")")[0]))
     assert 1e-2 < misses[0] < 10
     assert misses[1] == pytest.approx(misses[0] * 1e-4, rel=1)
 
@@ -155,7 +155,7 @@ def large_beside_tanh(large: float) -> Callable[[Tensor], Tensor]:
     return lambda x: torch.cat((large * x[..., :1], x[..., 1:].tanh()), dim=-1)
 
 
-NOT_REPEATED, COUPLED = "does not repeat itself", "rows of the batch are coupled"
+NOT_REPEATED, COUPLED = "the layer is not deterministic", "rows of the batch are coupled"
 NOT_AFFINE, UNSEEN = "not affine under replay", "autograd does not see what the layer computes"
 ALL_MARKED, MARKS_VARY = "the layer's output is a coefficient", "marks other coefficients on another input"
 
@@ -226,7 +226,7 @@ def test_several_dtypes_are_named() -> None:
     layer = nn.Sequential(nn.Linear(4, 4).double(), nn.Linear(4, 4))
     with pytest.raises(OperatorError, match=r"several dtypes: 1\.weight is torch\.float32"):
         interaction(layer, four_wide())
-    with pytest.raises(ValueError, match="must answer in its input's dtype"):
+    with pytest.raises(ValueError, match="must have its input's dtype"):
         interaction(Layer(lambda x, _: x.float()), four_wide())
 
 

@@ -106,5 +106,5 @@ def test_what_is_no_core_is_refused(generator: torch.Generator) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return squared(x)
 
-    with pytest.raises(OperatorError, match="squared is no core"):
+    with pytest.raises(OperatorError, match="squared is not a core"):
         head_weights(Layer(), draw(1, 4, 3, generator=generator))

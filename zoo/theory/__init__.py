@@ -1,4 +1,4 @@
-"""The theory made measurable: operators, lag operators, head counts. Names are imported when used."""
+"""Measurements on mixers: operators, lag operators, head counts, gradients. Names are imported on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The work and the memory of `zoo heads`, estimated before anything is measured."""
+"""Estimates of the time and memory that `zoo heads` needs, made before anything is measured."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from zoo.theory.spectra import SKETCH
 from zoo.theory.truncation import SPARE
 
 BUDGET = 1800.0
-"""`least_seconds` up to which layers are cut unless asked otherwise: at best fifteen minutes on two cores."""
+"""By default layers are cut if `least_seconds` is below this: at best fifteen minutes on two cores."""
 
-_A_SECOND = 4e10  # products of weights and positions per second of one core, about
-_KEPT_OF_A_POSITION = 32  # numbers that a pass keeps, in widths of the model, besides attention's weights
-_TO_HOLD = 20  # passes of a sequence that check whether a wide layer mixes channel by channel there
-_LOOKED_AT = 8  # positions at which it is looked up how a layer is read
-_SKETCHED_CHANNELS = 8  # of a wide layer that is read by a sketch
+_A_SECOND = 4e10  # products (weights times positions) per second on one core, roughly
+_KEPT_OF_A_POSITION = 32  # numbers a pass keeps per position, in model widths, besides attention weights
+_TO_HOLD = 20  # passes over one sequence to check whether a wide layer mixes channel by channel
+_LOOKED_AT = 8  # length of the short input that decides how a layer is read
+_SKETCHED_CHANNELS = 8  # channels in the sketch of a wide layer
 
 
 def least_seconds(model: Backbone, seq_len: int, n_inputs: int, n_others: int) -> float:
-    """Estimate from below the CPU seconds of `measure_heads`: it counts products with weights, at full speed.
+    """Return a lower estimate of the CPU seconds of `measure_heads`: its products with weights, at full speed.
 
-    The count is the same on every machine. Large models took 1.2 to 1.8 times the estimate (docs/heads.md). Models of
-    some thousand weights took up to 400 times the estimate, because starting operations takes longer than products.
+    The estimate is the same on every machine. Large models took 1.2 to 1.8 times as long (docs/heads.md). Models with a
+    few thousand weights took up to 400 times as long, because launching operations dominates.
 
     Args:
         model: the model.
         seq_len: length of every sequence.
-        n_inputs: number of sequences at which operators are read.
+        n_inputs: number of sequences at which operators are measured.
         n_others: number of sequences on which cut models are scored; 0 if no layer is cut.
     """
     total = sum(p.numel() for p in model.parameters())
     if model.embedding is not None and model.head is not None and model.head.weight is not model.embedding.weight:
-        total -= model.embedding.weight.numel()  # it is looked up
+        total -= model.embedding.weight.numel()  # a lookup, no products
     tests = 1 + math.ceil(math.log2(len(GRID)))
     products = 0.0
     for layer in model.layers.chain():
         mixer = layer.mixer if isinstance(layer, ResidualBlock) else layer
         spectrum, basis, cut_one = _passes(mixer, seq_len, n_inputs)
         backward = mixer.d_out if mixer.d_out <= WIDE else GRADIENT_SKETCH
-        passes = 2 * (spectrum + n_inputs * (1 + 2 * backward))  # in float64, which takes twice as long
+        passes = 2 * (spectrum + n_inputs * (1 + 2 * backward))  # twice: float64
         if n_others:
             passes += basis + n_others * cut_one
             products += tests * n_others * total / 2
@@ -57,13 +57,13 @@ def least_seconds(model: Backbone, seq_len: int, n_inputs: int, n_others: int) -
 
 
 def others_within(model: Backbone, seq_len: int, n_inputs: int, most: int = 24) -> int:
-    """Return the number of sequences on which cut models are scored within `BUDGET`: at least one."""
+    """Return the number of sequences on which cut models can be scored within `BUDGET`, from 1 to `most`."""
     one, two = (least_seconds(model, seq_len, n_inputs, n_others) for n_others in (1, 2))
     return max(1, min(most, 1 + int((BUDGET - one) / (two - one))))
 
 
 def _passes(mixer: SequenceMixer, seq_len: int, n_inputs: int) -> tuple[int, int, int]:
-    """Return how many passes of a sequence read a layer's spectrum, its leading operators, and cut one sequence."""
+    """Count a layer's passes over a sequence: to read its spectrum, its leading operators, and to cut one sequence."""
     every = seq_len * mixer.d_model
     if mixer.d_out * mixer.d_model <= EXACT_SIZE:
         return every, n_inputs * every, every
@@ -77,10 +77,10 @@ def _passes(mixer: SequenceMixer, seq_len: int, n_inputs: int) -> tuple[int, int
 
 
 def memory_needed(model: Backbone, seq_len: int, n_inputs: int, n_others: int, processes: int = 1) -> int:
-    """Estimate the bytes that `measure_heads` needs: copies of the model, the inputs of all layers, and one step.
+    """Estimate the bytes that `measure_heads` needs: copies of the model, inputs of all layers, and work space.
 
-    An estimate, since passes of different mixers keep different tensors. The arguments are those of `least_seconds`,
-    and the processes, each of which takes a step of its own.
+    Only an estimate, because mixers keep different tensors in a pass. Each of the `processes` needs its own work space;
+    see `least_seconds` for the other arguments.
     """
     layers = model.layers.chain()
     width = max(layer.d_model for layer in layers)

@@ -1,12 +1,12 @@
-"""The operator of a wide layer from few passes: between its projections, each channel is mixed by itself.
+"""Read the operator of a wide layer in few passes, if it mixes each channel separately between two projections.
 
-Most mixers are y = W_out a(W_in x) + c, where under replay (`zoo.coefficient`) the map a takes each inner channel to
-itself: W_ij = sum_c a_ij[c] M_c with the fixed M_c = W_out[:, c] W_in[c, :]. One pass with ones at source j then reads
-the a_ij of every channel, in place of d_in passes. If channels in a run share their weights, as in an attention
-head, each of them reads another source in the same pass, and M is summed over the run.
+Most mixers are y = W_out a(W_in x) + c, where under replay (`zoo.coefficient`) the map a mixes each inner channel
+separately: W_ij = sum_c a_ij[c] M_c with the fixed M_c = W_out[:, c] W_in[c, :]. One pass with ones at source j then
+reads the a_ij of all channels, which otherwise takes d_in passes. If adjacent channels share their weights, as in an
+attention head, they form a group: one pass reads a different source in each channel of it, and M is summed over it.
 
-Nothing is written per mixer: W_in are the torch.nn.Linear that take the layer's input, W_out is the one that gives
-its output, and the reading must reproduce the layer's output. Layers of another form have no such reading.
+This needs no code per mixer: W_in are the torch.nn.Linear modules applied to the layer's input, and W_out is the one
+that returns its output. The result must reproduce the layer's output; otherwise the layer has no such form.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from zoo.theory.operator import AFFINE_RTOL, Map, OperatorError, Replayed, check
 from zoo.theory.rank import triangle
 
 EXACT_SIZE = 1024
-"""d_out * d_in up to which every vec(W_ij) of a layer is read as it is: a second or two on one core."""
+"""Largest d_out * d_in for which every vec(W_ij) of a layer is read exactly: a second or two on one core."""
 
 PASSES = 32
-"""Passes of one sequence in which weights are sampled."""
+"""Passes over one sequence that sample its weights."""
 
-_TRIED = 2  # source positions at which it is looked up which channels share their weights
-_DEPENDENT = 1e-14  # relative to the largest eigenvalue of their Gram matrix: operators that are sums of others
-_SHARED = 64.0  # times the dtype's eps, relative to the largest weight: equal weights
+_TRIED = 2  # source positions that show which channels share their weights
+_DEPENDENT = 1e-14  # eigenvalue of the Gram matrix, relative to the largest, below which operators are dependent
+_SHARED = 64.0  # weights are equal up to this many eps of the dtype, relative to the largest weight
 
 
 class Channels:
-    """The weights a_ij of a layer at one input, by groups of channels that share them.
+    """The weights a_ij of a layer at one input, for each group of channels that share them.
 
     Attributes:
-        n_groups: how many numbers an a_ij has.
+        n_groups: number of groups, and so of entries in an a_ij.
         per_pass: number of source positions that one pass reads.
         output: y of the layer, (batch, seq, d_out).
         offset: c, (batch, seq, d_out).
@@ -53,7 +53,7 @@ class Channels:
         positions = torch.arange(1, z.shape[2] + 1).to(z)
         tried = torch.linspace(0, self.seq_len - 1, min(_TRIED, self.seq_len)).long().unique()
         ones, numbered = (self._read(tried, probe) for probe in (torch.ones_like(positions), positions))
-        # What answers c + 1 times as much to the number c + 1 as to one is fed by channel c.
+        # Channel c gets the input c + 1: an output that grows by the factor c + 1 is mixed from channel c.
         weights, answers = (t.movedim(3, 0).flatten(1) for t in (ones, numbered))
         if not bool(weights.any()):
             raise OperatorError("nothing is mixed")
@@ -80,29 +80,29 @@ class Channels:
     def columns(
         self, sources: Int[Tensor, " sources"] | None = None
     ) -> Iterator[tuple[Tensor, Float[Tensor, "batch some seq groups"]]]:
-        """a_ij for a few source positions j at a time (second axis; the third is i), and which these are.
+        """Yield a few source positions j at a time, and their a_ij: axis 1 is j, axis 2 is i.
 
         Args:
-            sources: which; default all.
+            sources: source positions; default all.
         """
         sources = torch.arange(self.seq_len) if sources is None else sources
         for some in sources.split(self.per_pass * self._at_once):
             yield some, self._read_groups(some)
 
     def sampled(self, generator: torch.Generator) -> Int[Tensor, " sources"]:
-        """Draw the source positions that `PASSES` passes read in all sequences of the batch; all if these suffice."""
+        """Draw as many source positions as `PASSES` passes can read, in ascending order; all of them if possible."""
         count = min(self.seq_len, max(1, PASSES * self.per_pass // self.batch))
         return torch.randperm(self.seq_len, generator=generator)[:count].sort()[0]
 
     def rows(self, sources: Tensor) -> Iterator[Float[Tensor, "rows size"]]:
-        """Return the a_ij of some sources in `coordinates`, without the zeros of the future."""
+        """Yield the a_ij of some sources in `coordinates`, without the zeros before the source."""
         for _, weights in self.columns(sources):
             rows = weights.double().flatten(0, 2)
             yield rows[rows.any(1)] @ self.coordinates[0]
 
     @cached_property
     def coordinates(self) -> tuple[Float[Tensor, "groups size"], Float[Tensor, "size groups"]]:
-        """Return R and its inverse: the rows a_ij R have the scalar products of the vec(W_ij).
+        """Matrices R and R^-1: rows a_ij R have the same scalar products as the vec(W_ij).
 
         A direction d in these coordinates is the operator sum_g (d R^-1)_g M_g.
         """
@@ -114,12 +114,12 @@ class Channels:
         return axes * lengths, (axes / lengths).t()
 
     def operators(self, shares: Float[Tensor, "heads groups"]) -> Float[Tensor, "heads d_out d_in"]:
-        """sum_g shares[h, g] M_g for each h."""
+        """Return the operators sum_g shares[h, g] M_g."""
         spread = shares.to(self._outwards)[:, self._group]
         return torch.stack([(self._outwards * each) @ self._inwards for each in spread])
 
     def products(self, operators: Float[Tensor, "heads d_out d_in"]) -> Float[Tensor, "heads groups"]:
-        """<V_h, M_g> for each operator V_h."""
+        """Return the scalar products <V_h, M_g>."""
         found = torch.stack([((self._outwards.t() @ each) * self._inwards).sum(1) for each in operators])
         return self._summed(found.t()).t()
 
@@ -129,7 +129,7 @@ class Channels:
         return of_channels.new_zeros(shape).index_add_(0, self._group, of_channels)
 
     def _read(self, sources: Tensor, values: Float[Tensor, " n_in"]) -> Float[Tensor, "batch some seq inner"]:
-        """Return the answers to `values` at one source position after the other."""
+        """Return the outputs for the input `values` at each of the source positions, one at a time."""
         held = self._held
         answers = []
         for some in sources.split(self._at_once):
@@ -170,21 +170,21 @@ class Channels:
 
 
 def channel_spectrum(channels: Channels, generator: torch.Generator) -> tuple[Float[Tensor, " singular"], int]:
-    """Return singular values of the operator span, in float64, and from how many source positions: exact from all.
+    """Return the singular values of the operator span, in float64, and the number of source positions read.
 
-    A sample shows directions: with enough rows its rank is almost surely the rank over all positions. The values are
-    scaled to the total energy. If each source has directions of its own, as in a layer with gates, they fall too fast
-    and the head counts are too low: at d_model 768 and 512 positions SSD showed 125 heads for 10 % at 32 sources and
-    245 at 64.
+    They are exact if all positions are read. With enough rows, the rank of a sample is almost surely the full rank.
+    Sampled values are scaled to the total energy. If directions differ from source to source, as in a layer with gates,
+    they fall too fast and the head counts are too low: at d_model 768 and 512 positions, SSD showed 125 heads for 10 %
+    at 32 sources and 245 at 64.
     """
     rows, n_sources = sampled_triangle(channels, generator)
     return torch.linalg.svdvals(rows), n_sources
 
 
 def sampled_triangle(channels: Channels, generator: torch.Generator) -> tuple[Float[Tensor, "few size"], int]:
-    """Return a matrix with the Gram matrix of all vec(W_ij) in `coordinates`, and the number of sources it is from.
+    """Return a triangle with the Gram matrix of all vec(W_ij) in `coordinates`, and the number of sources read.
 
-    An estimate where `sampled` is not all of them.
+    The Gram matrix is an estimate unless all sources are read.
     """
     sources = channels.sampled(generator)
     return triangle(channels.rows(sources)) * (channels.seq_len / len(sources)) ** 0.5, len(sources)
@@ -192,7 +192,7 @@ def sampled_triangle(channels: Channels, generator: torch.Generator) -> tuple[Fl
 
 @contextmanager
 def channelwise(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Iterator[Channels | None]:
-    """Hold the weights of the layer's inner channels at x; None of a layer that has no such form.
+    """Hold the weights of the layer's inner channels at x; None if the layer does not have this form.
 
     Raises:
         ValueError: x is not a finite (batch, seq, d_in) of the layer's dtype and device.
@@ -230,7 +230,7 @@ def channelwise(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Iterato
 
 
 def _projections(layer: nn.Module, f: Map, x: Tensor) -> tuple[Sequence[nn.Linear], Sequence[nn.Linear], Tensor]:
-    """Return the linear maps that take the layer's input, those that give its output, and the output."""
+    """Return the linear modules applied to the layer's input, those that return its output, and the output."""
     calls: list[tuple[nn.Linear, Tensor, Tensor]] = []
 
     def note(module: nn.Linear, arguments: tuple[Any, ...], result: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Numbers of a layer as the tables show them, and the sentences that explain estimates; shared by the pages."""
+"""Text for table cells about a layer, and remarks on estimates; shared by the pages."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from zoo.theory.spectra import REL_ERRORS, SKETCH, SpectrumRead
 
 HEADS = Column(
     f"heads, {'/'.join(f'{100 * error:g}' for error in REL_ERRORS)} %",
-    "fewest heads that leave that relative error of the operator; ≥ if only some source positions are read",
+    "fewest heads that approximate the operator to that relative error; ≥ if only some source positions are read",
     lambda row: heads_text(row.read),
 )
 
 
 def or_nothing(value: Number | None, digits: int = 0) -> str:
-    """Write a number with a fixed number of decimals, and None as a dash."""
+    """Return a number with a fixed number of decimals; a dash for None."""
     return NOTHING if value is None else f"{value:.{digits}f}"
 
 
 def rank_text(read: SpectrumRead) -> str:
-    """Return the measured rank; with ≥ if a sketch could see no more."""
+    """Return the measured rank, with ≥ if it reaches the limit of a sketch."""
     if read.rank is None:
         return NOTHING
     return f"{'≥ ' if read.rank == read.limit else ''}{read.rank}"
 
 
 def heads_text(read: SpectrumRead) -> str:
-    """Return the heads for each error; with ≥ if the spectrum is estimated from some source positions."""
+    """Return the heads for each error, with ≥ if the spectrum is estimated from some source positions."""
     return f"{'' if read.sources is None else '≥ '}{'/'.join(map(str, read.heads.values()))}" or NOTHING
 
 
 def rate_text(gradient: Gradient | None) -> str:
-    """Return the rate with its interval, or the distance beyond which no gradient arrives."""
+    """Return the decay rate with its interval, or the distance beyond which the gradient is zero."""
     if gradient is None:
         return NOTHING
     if gradient.reach is not None:
@@ -45,7 +45,7 @@ def rate_text(gradient: Gradient | None) -> str:
 
 
 def decay_text(decay: DecayRate) -> str:
-    """`-0.105 [-0.106, -0.104]`, with enough digits to tell the ends of the interval apart, at most four."""
+    """Return `-0.105 [-0.106, -0.104]`, with two to four decimals, enough to tell the ends of the interval apart."""
     low, high = decay.interval
     spread = max(high - low, 1e-4)
     digits = min(4, max(2, 1 - math.floor(math.log10(spread))))
@@ -54,12 +54,12 @@ def decay_text(decay: DecayRate) -> str:
 
 
 def spectrum_record(read: SpectrumRead) -> dict[str, Any]:
-    """Return a spectrum for the JSON files, without its values."""
+    """Return a spectrum as JSON data, without its singular values."""
     return {"rank": read.rank, "rank_limit": read.limit, "sources": read.sources, "heads": read.heads}
 
 
 def remarks(reads: Mapping[str, SpectrumRead]) -> list[str]:
-    """Return sentences about the rows, {name: spectrum}, that are estimates or could not be read."""
+    """Return sentences about the rows, {name: spectrum}, that are estimated or could not be measured."""
     sketched = [name for name, read in reads.items() if read.limit is not None and read.sources is None]
     unread = [name for name, read in reads.items() if read.rank is None]
     sampled: dict[int, list[str]] = {}
@@ -67,18 +67,18 @@ def remarks(reads: Mapping[str, SpectrumRead]) -> list[str]:
         if read.sources is not None:
             sampled.setdefault(read.sources, []).append(name)
     sentences = [
-        f"Read at {count} source positions, drawn with a seed. They show the rank; heads (≥) are those of the "
-        f"operator's columns there, and the whole operator may need several times as many: {', '.join(names)}."
+        f"Read at {count} random source positions, which suffice for the rank. Heads (≥) count only the operator's "
+        f"columns there; the whole operator may need several times as many: {', '.join(names)}."
         for count, names in sampled.items()
     ]
     if sketched:
         sentences.append(
-            f"Read by a random sketch (m = {SKETCH}), which underestimates the heads of slowly falling spectra, by up "
-            f"to 30 % over few positions: {', '.join(sketched)}."
+            f"Read by a random sketch (m = {SKETCH}), which underestimates the heads of slowly decaying spectra, by up "
+            f"to 30 % on short sequences: {', '.join(sketched)}."
         )
     if unread:
         sentences.append(
-            f"No operator could be read, and so no heads counted, of {', '.join(unread)}: mark the input-dependent "
+            f"No operator could be read, so no heads are counted, for {', '.join(unread)}: mark the input-dependent "
             "factors with zoo.coefficient.coefficient; zoo check shows more."
         )
     return sentences

@@ -1,7 +1,7 @@
-"""From the lag operators of a linear time-invariant map to a working mixer of factorized heads.
+"""Convert the lag operators of a linear time-invariant map into a mixer of factorized heads.
 
-The conversions into softmax attention are in `zoo.theory.softmax`. Every conversion computes in float64, returns a
-mixer in the dtype and on the device of its input, and draws nothing: torch's global generator is left alone.
+`zoo.theory.softmax` converts mixers into softmax attention. Every conversion computes in float64, returns a mixer in
+the dtype and on the device of its input, and draws no random numbers.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ def to_heads(
     n_heads: int | None = None,
     covariance: Float[Tensor, "d_in d_in"] | None = None,
 ) -> Factorized:
-    """Build factorized heads that equal y_i = sum_tau G_tau x_{i - tau}, or come as close as that many heads can.
+    """Build factorized heads that equal y_i = sum_tau G_tau x_{i - tau}, or the best approximation by `n_heads` heads.
 
     The value maps V_h are the leading right singular vectors of the matrix with rows sqrt(n - tau) vec(G_tau), n =
-    seq_len; sqrt(n - tau) is there because n - tau pairs of positions lie tau apart. The coefficients are a_h(tau) =
-    <G_tau, V_h>. By the theorem of Eckart and Young no other n_heads heads with coefficients free of the input have a
-    smaller error under white input, and `zoo.theory.head_count_bound` is that error (head counts: Ghodsi 2512.15115).
+    seq_len; the weights count the n - tau pairs of positions at distance tau. The coefficients are a_h(tau) =
+    <G_tau, V_h>. By the theorem of Eckart and Young, no other n_heads heads with input-independent coefficients have a
+    smaller error under white input; `zoo.theory.head_count_bound` returns that error (head counts: Ghodsi 2512.15115).
 
     Args:
         lags: operators by lag, G_0 first.
-        n_heads: heads of the result; default the interaction rank k = dim span{G_tau} (at least one head). The
-            result is exact from k heads on; those beyond k have zero coefficients.
-        covariance: of one input vector, S: G_tau S^(1/2) and V_h S^(1/2) then take the places of G_tau and V_h.
+        n_heads: number of heads; default the interaction rank k = dim span{G_tau} (at least one head). The result is
+            exact for n_heads >= k; heads beyond k have zero coefficients.
+        covariance: covariance S of one input vector; G_tau S^(1/2) and V_h S^(1/2) then replace G_tau and V_h.
             Default: the identity.
 
     Returns:
@@ -48,7 +48,7 @@ def to_heads(
 
     Raises:
         ValueError: lags that are not a real, finite, non-empty (seq_len, d_out, d_in), or so large that their
-            coefficients overflow the dtype; n_heads below 1; a covariance as `head_count_bound` refuses it.
+            coefficients overflow the dtype; n_heads below 1; an invalid covariance, see `head_count_bound`.
     """
     check_lags("to_heads", lags)
     require_positive(n_heads=n_heads)
@@ -78,16 +78,15 @@ def fit_heads(
     y: Float[Tensor, "batch seq d_out"],
     rounds: int = 4,
 ) -> Factorized:
-    """Fit factorized heads to the outputs `y` at `x`, by least squares for coefficients and value maps in turns.
+    """Fit factorized heads to the outputs `y` at `x`, by alternating least squares for coefficients and value maps.
 
-    Each half of a round has an exact solution, so that the squared error never rises. The result is as good as `heads`,
-    from which it starts, or a better local minimum.
+    Both problems are solved exactly, so the squared error never rises: the result is at least as good as `heads`.
 
     Args:
-        heads: with kernel toeplitz, of sequences as long as x.
+        heads: starting point, with kernel toeplitz, for sequences as long as x.
         x: inputs.
-        y: what the heads ought to return.
-        rounds: how often both are solved for.
+        y: target outputs.
+        rounds: number of alternations.
 
     Returns:
         New heads.
@@ -98,7 +97,7 @@ def fit_heads(
     x, targets = x.double(), y.double()
     lagged = torch.stack([F.pad(x, (0, 0, lag, 0))[:, :seq_len] for lag in range(seq_len)])
     for _ in range(rounds):
-        # A regressor for each coefficient, V_h x_{i - tau}, and its products with the others and with the targets.
+        # The regressor of a_h(tau) is V_h x_{i - tau}; the normal equations need its products with all the others.
         regressors = torch.einsum("hpd,tbid->htbip", value_maps, lagged).flatten(2).flatten(0, 1)
         products = regressors @ torch.cat((regressors, targets.reshape(1, -1))).T
         coefficients = _least_squares(products[:, :-1], products[:, -1:]).view(n_heads, seq_len)
@@ -113,12 +112,12 @@ def fit_heads(
 
 
 def _least_squares(regressors: Tensor, targets: Tensor) -> Tensor:
-    """Return the smallest solution: regressors may be dependent."""
+    """Return the least-squares solution of minimal norm, since regressors may be linearly dependent."""
     return torch.linalg.lstsq(regressors, targets, driver="gelsd").solution
 
 
 def with_parameters(build: Callable[[], M], like: Tensor, parameters: Mapping[str, Tensor]) -> M:
-    """Build the module and fill in `parameters` (all of them), in the dtype and on the device of `like`."""
+    """Build a module and set all of its parameters, in the dtype and on the device of `like`."""
     with torch.device("meta"):
         mixer = build()
     given = {name: value.detach().to(like).contiguous() for name, value in parameters.items()}

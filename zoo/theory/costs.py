@@ -1,4 +1,4 @@
-"""Cost against length, and how much of the operator depends on the input: the last columns of the comparison table."""
+"""Time and memory against sequence length, and input dependence of the operator: columns of the comparison table."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Complexity(NamedTuple):
     time_exponent: float
     memory_exponent: float
     lengths: tuple[int, ...]
-    seconds: tuple[float, ...]  # of a forward and a backward pass
-    bytes: tuple[int, ...]  # held between the two
+    seconds: tuple[float, ...]  # time of a forward and a backward pass
+    bytes: tuple[int, ...]  # memory held between the two
 
 
 def complexity(
@@ -37,25 +37,24 @@ def complexity(
     repeats: int = 5,
     d_in: int | None = None,
 ) -> Complexity:
-    """Measure time and memory of a forward and a backward pass, fitted as c * length^exponent.
+    """Measure time and memory of a forward and a backward pass, and fit c * length^exponent to both.
 
-    Times are medians of `repeats` runs; the lengths take turns, so that a disturbance of the machine meets all of
-    them. Memory is counted, not sampled, and is the same on every device that runs the same kernels: the storages that
-    autograd keeps for the backward pass, each once, parameters and buffers left out, and the mixer's final state.
-    Its exponent is fitted to the bytes that the second half of each length adds, so that constant costs (kernels,
-    tables) do not hide it; 0 if nothing is added. Both are costs of the implementation: attention through a fused
-    kernel holds no matrix of weights.
+    Times are medians of `repeats` runs. The lengths are timed in turns, so a disturbance of the machine affects all of
+    them. Memory counts each storage that autograd saves for the backward pass once, except parameters and buffers, plus
+    the mixer's final state; the count is the same on every device that runs the same kernels. Its exponent is fitted to
+    the bytes added by the second half of each length, so that constant costs (kernels, tables) do not hide it; it is 0
+    if nothing is added. Both describe the implementation: a fused attention kernel holds no matrix of weights.
 
     Args:
-        layer: any sequence map (batch, seq, d_in) -> (batch, seq, d_out); of a backbone, from embeddings.
-        lengths: at least two, all different, from 2 on; if fixed costs dominate, the exponent of time comes out low.
-        batch_size: rows of the input, standard normal, seed 0.
-        repeats: timed runs per length, after the one whose memory is counted.
+        layer: any sequence map (batch, seq, d_in) -> (batch, seq, d_out); a backbone is measured from its embeddings.
+        lengths: at least two different lengths, each at least 2; if fixed costs dominate, the exponent of time is low.
+        batch_size: rows of the input, which is standard normal with seed 0.
+        repeats: timed runs per length, after one run that counts memory.
         d_in: width of the input; default the layer's d_model.
 
     Raises:
-        ValueError: fewer than two different lengths, one below 2, other sizes that are not positive, no d_in and a
-            layer without d_model, or an output without a gradient.
+        ValueError: fewer than two lengths, equal ones, one below 2, other sizes that are not positive, a layer without
+            d_model and no d_in, or an output without a gradient.
     """
     require_positive(batch_size=batch_size, repeats=repeats, d_in=d_in)
     check_lengths(lengths)
@@ -75,32 +74,32 @@ def check_lengths(lengths: Sequence[int]) -> None:
 
 
 def input_dependence(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> float:
-    """Measure how the operator moves between inputs: mean of ||W - W'||_F / sqrt((||W||^2 + ||W'||^2) / 2) over pairs.
+    """Measure how the operator depends on the input: the mean of ||W - W'||_F / sqrt((||W||^2 + ||W'||^2) / 2).
 
-    0 for a linear time-invariant layer, sqrt(2) when the operators at two inputs are orthogonal. W is read and
-    compared a few positions at a time, and never held as a whole.
+    The mean is over pairs of inputs. It is 0 for a linear time-invariant layer, and sqrt(2) if the operators at two
+    inputs are orthogonal. W is compared a few positions at a time and never held as a whole.
 
     Args:
-        layer: any layer that `interaction` takes.
-        x: the inputs, at least two.
+        layer: any layer that `interaction` accepts.
+        x: at least two inputs.
 
     Raises:
         OperatorError, ValueError: see `interaction`; also fewer than two inputs, or an operator that is zero.
     """
     if len(x) < 2:
-        raise ValueError(f"input dependence compares at least two inputs, got {len(x)}")
+        raise ValueError(f"input dependence needs at least two inputs, got {len(x)}")
     first, second = torch.tensor(list(itertools.combinations(range(len(x)), 2)), device=x.device).unbind(1)
     energy = torch.zeros(len(x), dtype=torch.float64, device=x.device)
     moved = torch.zeros(len(first), dtype=torch.float64, device=x.device)
     with replayed(layer, x) as held:
-        # Columns take forward passes alone, and the roundoff of the offset, which float32 cannot afford.
+        # Columns need forward passes only, but carry the roundoff of the offset, too large in float32.
         for _, part in held.columns() if x.dtype == torch.float64 else held.rows():
             part = part.double().flatten(1)
             energy += part.square().sum(1)
-            # Pair by pair: the difference of two squared norms would lose half of the digits.
+            # Subtract entries, not squared norms, which would cancel half of the digits.
             moved += torch.stack([(part[a] - part[b]).square().sum() for a, b in zip(first, second, strict=True)])
     if not bool((energy > 0).all()):
-        raise ValueError("the operator is zero at one of the inputs: its relative movement is undefined")
+        raise ValueError("the operator is zero at one of the inputs: its relative change is undefined")
     return float((moved / ((energy[first] + energy[second]) / 2)).sqrt().mean())
 
 
@@ -112,7 +111,7 @@ def _draw(layer: nn.Module, batch_size: int, seq_len: int, d_in: int | None) -> 
 
 
 def _held_bytes(layer: nn.Module, x: Tensor) -> int:
-    """Count the bytes of storages that autograd saves in a forward pass, and of the final state if there is one."""
+    """Count the bytes that autograd saves in a forward pass, and those of the mixer's final state."""
     saved: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -131,14 +130,14 @@ def _held_bytes(layer: nn.Module, x: Tensor) -> int:
             "to its output"
         )
     own = {t.untyped_storage().data_ptr() for t in (*layer.parameters(), *layer.buffers())}
-    # y is alive until here, and with it the graph: no storage has been given back, no address used twice.
+    # y keeps the graph alive until here, so no address has been reused.
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in saved}
     del y
     return sum(size for address, size in storages.items() if address not in own)
 
 
 def _seconds(layer: nn.Module, x: Tensor) -> float:
-    """Measure wall time of a forward and a backward pass; parameters are in the graph, their .grad stays as it is."""
+    """Return the wall time of a forward and a backward pass, with parameters in the graph; .grad is not touched."""
     point = x.detach().requires_grad_()
     wanted = [point, *(p for p in layer.parameters() if p.requires_grad)]
     with evaluated(layer) as f, torch.enable_grad():

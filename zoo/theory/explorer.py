@@ -1,6 +1,6 @@
-"""The data of the explorer: how strongly a layer's outputs read their sources, and the error of its best H operators.
+"""Data for the explorer page: a layer's operator norms, its spectrum, and the error of its best H operators.
 
-The page is `zoo/report/explorer.html`; its data are plain:
+`zoo/report/explorer.html` reads them in this form:
 
     {"noun": "mixer", "decades": DECADES, "inputs": [name, ...], "items": [{"name": ..., "variants": [
         {"option": ..., "gradient": [[distance, norm], ...], "inputs": {name: `reading`}}, ...]}, ...]}
@@ -22,18 +22,18 @@ from zoo.theory.spectra import SpectrumRead, operator_norms
 from zoo.theory.weights import head_weights
 
 DECADES = 4
-"""Decades of strength that a picture shows."""
+"""Decades below the largest entry that a picture shows."""
 
 _MOST_HEADS, _MOST_OPERATORS, _LEAST_ERROR = 8, 64, 1e-6
 
 
 def explorer_data(layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"], read: SpectrumRead) -> dict[str, Any]:
-    """Return what the layer reads at an input, its spectrum, and the error of its best H operators, H = 1, 2, ...
+    """Return the pictures of a layer's operator, its spectrum, and the error of its best H operators, H = 1, 2, ...
 
     Args:
-        layer: the layer; up to eight heads have pictures of their own.
-        x: where the pictures are read: `seq` squared bytes each.
-        read: spectrum of the layer's operator span, there or on a longer sequence.
+        layer: the layer; each head gets a picture if there are at most eight.
+        x: input of the pictures, each of `seq` squared bytes.
+        read: spectrum of the layer's operator span, at `x` or on a longer sequence.
     """
     if read.rank is None:
         return {"spectrum": [], "errors": [], "norms": "", "weights": []}
@@ -52,12 +52,12 @@ def explorer_data(layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"], read:
 
 
 def rounded(value: float) -> float:
-    """Return a number to three digits."""
+    """Round to three significant digits."""
     return float(f"{float(value):.3g}")
 
 
 def _packed(matrix: Float[Tensor, "seq seq"]) -> str:
-    """Return a byte for each entry, its logarithm over `DECADES` below the largest."""
+    """Encode each entry as a byte, on a log scale of `DECADES` below the largest, in base64."""
     shares = matrix / matrix.max().clamp(min=1e-300)
     levels = 255 * (1 + shares.clamp(min=1e-300).log10() / DECADES).clamp(min=0)
     return base64.b64encode(levels.round().to(torch.uint8).cpu().numpy().tobytes()).decode()

@@ -1,6 +1,6 @@
-"""Pictures of measurements: operators, spectra, gradients, heads over training, and mixers side by side.
+"""Figures of measurements: operators, spectra, gradients, heads over training, and mixers side by side.
 
-A picture of one layer is legible in TensorBoard's panes.
+Figures of one layer are sized to be legible in TensorBoard.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from zoo.theory.measure import Measurement
 
-_DECADES = 6  # of a heat map: smaller values have its lowest colour
-_LEAST_ERROR = 1e-7  # where the axis of errors ends
+_DECADES = 6  # range of a heat map; smaller values get its lowest colour
+_LEAST_ERROR = 1e-7  # lower end of the error axis
 _LEAST_SIGMA = 1e-17
-_LEAST_GRADIENT = 1e-10  # of the largest: below, a curve leaves the picture
+_LEAST_GRADIENT = 1e-10  # lower end of the gradient axis, relative to the largest gradient
 
 
 @styled
@@ -38,7 +38,7 @@ def operator_figure(norms: Float[Tensor, "seq seq"], title: str) -> Figure:
 
     Args:
         norms: see `zoo.theory.spectra.operator_norms`.
-        title: of the picture.
+        title: title of the figure.
     """
     figure, (axes,) = new_figure()
     largest = float(norms.max()) or 1.0
@@ -54,11 +54,11 @@ def operator_figure(norms: Float[Tensor, "seq seq"], title: str) -> Figure:
 
 @styled
 def spectrum_figure(read: SpectrumRead, title: str) -> Figure:
-    """Draw the singular values of the operator span, the rank marked.
+    """Draw the singular values of the operator span, and mark its rank.
 
     Args:
         read: a spectrum with values.
-        title: of the picture.
+        title: title of the figure.
     """
     figure, (axes,) = new_figure()
     assert read.rank is not None
@@ -76,7 +76,7 @@ def spectrum_figure(read: SpectrumRead, title: str) -> Figure:
 
 @styled
 def gradient_decay_figure(gradient: Gradient, title: str) -> Figure:
-    """J against distance: median and range of the draws, and the fitted exponential over the distances it is of."""
+    """Draw J against distance: median and range over draws, and the exponential over the distances it was fitted to."""
     figure, (axes,) = new_figure()
     taus, values = _drawable(gradient.profile)
     low, median, high = ([float(column.quantile(q)) for column in values.T] for q in (0.0, 0.5, 1.0))
@@ -96,9 +96,9 @@ def heads_over_training_figure(steps: Sequence[int], heads: Mapping[float, Seque
     """Draw the heads needed for each relative error against the training step.
 
     Args:
-        steps: at which the operator was read.
+        steps: training steps at which the operator was measured.
         heads: relative error -> heads at each of the steps.
-        title: of the picture.
+        title: title of the figure.
     """
     figure, (axes,) = new_figure()
     for at, (error, counts) in enumerate(heads.items()):
@@ -112,7 +112,7 @@ def heads_over_training_figure(steps: Sequence[int], heads: Mapping[float, Seque
 
 @styled
 def comparison_figure(rows: Sequence[Measurement]) -> Figure:
-    """Draw mixers next to each other: error against heads, cost against length, both gradients."""
+    """Compare mixers: error against heads, cost against length, gradients on random and on highway input."""
     figure, (errors, costs, noise, highway) = new_figure(2, 2)
     styles = line_styles([row.name for row in rows])
     for row in rows:
@@ -139,10 +139,10 @@ def comparison_figure(rows: Sequence[Measurement]) -> Figure:
 
 @styled
 def gradient_comparison_figure(gradients: Mapping[str, tuple[Gradient, Gradient | None]]) -> Figure:
-    """Draw gradient against distance of several mixers, on noise and on the input that opens a highway.
+    """Draw the gradients of several mixers against distance, on random input and on highway input.
 
     Args:
-        gradients: name -> (on noise, on highway input; None where the mixer knows none).
+        gradients: name -> (gradient on random input, gradient on highway input or None if the mixer has none).
     """
     figure, (noise, highway) = new_figure(2)
     _draw_gradients(noise, highway, gradients)
@@ -156,13 +156,13 @@ def _draw_gradients(noise: Axes, highway: Axes, gradients: Mapping[str, tuple[Gr
         {name: _medians(random.profile) for name, (random, _) in gradients.items()},
     )
     reached = [value for _, median in medians.values() for value in median]
-    most = max(reached, default=1.0)  # of mixers that mix no positions there is nothing to see
+    most = max(reached, default=1.0)  # empty if no mixer mixes positions
     least = max(min(reached, default=1.0) / 3, most * _LEAST_GRADIENT)
     for name, (_, offered) in gradients.items():
         style = styles[name]
         taus, median = medians[name]
         if seen := sum(1 for _ in itertools.takewhile(lambda value: value >= least, median)):
-            noise.plot(taus[:seen], median[:seen], **style)  # up to where it leaves the picture
+            noise.plot(taus[:seen], median[:seen], **style)  # until it falls below the axis
         if offered is not None:
             highway.plot(taus, median, color=style["color"], linewidth=1, alpha=0.6, linestyle=":")
             highway.plot(*_medians(offered.profile), **style)
@@ -179,20 +179,20 @@ def _name_gradient_axes(axes: Axes, title: str) -> None:
 
 
 def _medians(profile: GradientProfile) -> tuple[list[int], list[float]]:
-    """Return distances from one on that are reached, and the medians there."""
+    """Return the distances that a gradient reaches, and the medians there."""
     reached = _reached(profile)
     return profile.distances[reached].tolist(), profile.median[reached].tolist()
 
 
 def _reached(profile: GradientProfile) -> Tensor:
-    """Return at which distances from one on a gradient arrives: beyond a finite receptive field nothing is drawn."""
+    """Mask the distances >= 1 with a nonzero median: nothing is drawn beyond a finite receptive field."""
     return (profile.distances >= 1) & (profile.median > 0)
 
 
 def _drawable(profile: GradientProfile) -> tuple[Tensor, Tensor]:
-    """Return distances that are reached, with values (seed, distance) that a log axis takes.
+    """Return the distances that a gradient reaches, and positive values (seed, distance) for a log axis.
 
-    The zero of a single draw is drawn at the least value there is.
+    Zeros of single draws are replaced by the smallest positive value.
     """
     reached = _reached(profile)
     values = profile.values[:, reached].double()
@@ -201,14 +201,14 @@ def _drawable(profile: GradientProfile) -> tuple[Tensor, Tensor]:
 
 
 def fitted_line(profile: GradientProfile, decay: DecayRate) -> tuple[Tensor, Tensor]:
-    """Return the exponential of rate `decay.rate` through the medians that it was fitted to: (taus, values)."""
+    """Return (taus, values) of the exponential with rate `decay.rate`, over the distances it was fitted to."""
     window, _ = fit_window(profile)
     taus, log_j = profile.distances[window].double(), profile.median[window].log()
     return taus, (log_j.mean() + decay.rate * (taus - taus.mean())).exp()
 
 
 def error_by_heads(spectrum: Float[Tensor, " singular"]) -> tuple[list[int], list[float]]:
-    """H = 1, 2, ... and the relative error (in norm) of the best H heads, as far as the axis of errors shows it."""
+    """Return H = 1, 2, ... and the relative error (in norm) of the best H heads, down to the end of the error axis."""
     left = [*tail_energies(spectrum.double()).sqrt()[1:].tolist(), 0.0]
     shown = 1 + sum(error > _LEAST_ERROR for error in left)
     return list(range(1, shown + 1)), [max(error, _LEAST_ERROR / 10) for error in left[:shown]]

@@ -1,9 +1,9 @@
 """Gradient against distance: J(tau) = ||d y_n / d x_{n - tau}||_F at the last position n, and its rate of decay.
 
-Everything here is the true Jacobian, by reverse-mode differentiation: the operator W holds coefficients fixed and is
-another matrix. The statistic is the slope of log J over the far three quarters of the distances, with an interval from
-resampling whole seeds; a half distance is given only where that interval lies below zero and an exponential explains
-more than a power law.
+J is the norm of the true Jacobian, by reverse-mode differentiation; the operator W differs from it, because it holds
+coefficients fixed. The decay rate is the slope of log J over the far three quarters of the distances, with a bootstrap
+interval over seeds. A half distance is reported only if the interval lies below zero and an exponential fits better
+than a power law.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from zoo.theory.operator import (
 from zoo.validate import require_positive
 
 MakeInput: TypeAlias = Callable[[torch.Generator, int], Tensor]
-"""(generator, distance) -> input (seq, d_in); drawn from the same seed for each distance, so that only the parts that
-depend on the distance differ."""
+"""(generator, distance) -> input (seq, d_in). Each distance gets a generator with the same seed, so that inputs differ
+only in the parts that depend on the distance."""
 
 Layer: TypeAlias = nn.Module | Callable[[int], nn.Module]
-"""A layer, or a function of the seed that makes one (torch's global generator is seeded for it)."""
+"""A layer, or a function seed -> layer, called with torch's global generators seeded."""
 
 M = TypeVar("M", bound=nn.Module)
 
 GRADIENT_SKETCH = 4
-"""Gaussian vectors for each seed with which the gradient profile of a wide layer is sketched."""
+"""Gaussian cotangents per seed that sketch the gradient profile of a wide layer."""
 
 WIDE = 128
-"""Channels beyond which `profile_at` sketches."""
+"""Output channels above which `profile_at` uses a sketch."""
 
-_FEWEST_DISTANCES = 3  # a line through fewer has no meaning
+_FEWEST_DISTANCES = 3  # points of a line fit
 _TAIL = 0.25  # the fit starts at this fraction of the range
-_FLOOR = 8.0  # times the dtype's eps, relative to the largest J: below, float32 decays are known to be wrong
+_FLOOR = 8.0  # smallest J in the fit, in eps of the dtype times the largest J; below, float32 decays are wrong
 
 
 class GradientProfile(NamedTuple):
-    """J by seed and distance, on the CPU; its dtype is the layer's, which sets how small a J can be believed."""
+    """J by seed and distance, on the CPU, in the layer's dtype, whose eps limits how small a J is reliable."""
 
     values: Float[Tensor, "seeds distances"]
     distances: Int[Tensor, " distances"]  # ascending
@@ -60,26 +60,26 @@ class GradientProfile(NamedTuple):
 
     @property
     def median(self) -> Float[Tensor, " distances"]:
-        """The median over seeds, in float64; of an even number the mean of the middle two."""
+        """Median over seeds, in float64; the mean of the middle two for an even number of seeds."""
         return self.values.double().quantile(0.5, dim=0)
 
 
 class DecayRate(NamedTuple):
-    """How J falls with distance."""
+    """Rate at which J falls with distance, its interval, and the quality of the fit."""
 
     rate: float  # slope of log J per token; negative when gradients vanish
-    interval: tuple[float, float]  # of the rate
-    half_distance: float | None  # ln 2 / -rate; None unless J falls, and exponentially: see `decay_rate`
+    interval: tuple[float, float]  # confidence interval of the rate
+    half_distance: float | None  # ln 2 / -rate; None unless J decays exponentially, see `decay_rate`
     r2_exponential: float  # variance of log J explained by a line in tau
     r2_power: float  # ... and by a line in log tau
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """A gradient profile with its rate.
+    """A gradient profile with its decay rate.
 
-    The rate is None if the gradient ends (`reach`), too few distances lie above roundoff to fit one, or there are too
-    few draws for an interval.
+    The rate is None if the gradient is zero beyond some distance (`reach`), if too few distances lie above roundoff, or
+    if there are too few draws for an interval.
     """
 
     profile: GradientProfile
@@ -87,7 +87,7 @@ class Gradient:
 
     @property
     def reach(self) -> int | None:
-        """The farthest distance from which a gradient arrives at all; None if that is the farthest measured."""
+        """The largest distance with a nonzero gradient; None if that is the largest distance measured."""
         arrives = self.profile.distances[(self.profile.values > 0).any(0)]
         reach = int(arrives.max()) if len(arrives) else 0
         return None if reach == int(self.profile.distances[-1]) else reach
@@ -95,16 +95,16 @@ class Gradient:
 
 @runtime_checkable
 class OffersHighway(Protocol):
-    """A mixer that knows an input on which its gradient does not fall with distance."""
+    """A mixer that can construct an input on which its gradient does not decay with distance."""
 
     def highway_input(
         self, seq_len: int, distance: int, generator: torch.Generator | None = None
     ) -> Float[Tensor, "seq d_model"] | None:
-        """Return a sequence in which the gradient at `distance` before the end stays; None if none is known."""
+        """Return a sequence that preserves the gradient over `distance` positions to the end; None if none is known."""
 
 
 def draw_seeds(seed: int, n: int) -> list[int]:
-    """Return seeds for the layers and inputs of a profile: up to 1,000, distinct from the seeds of another `seed`."""
+    """Return seeds for the layers and inputs of a profile: up to 1,000, distinct for different `seed`."""
     return [seed * 1000 + repeat for repeat in range(n)]
 
 
@@ -117,29 +117,29 @@ def gradient_profile(
     seq_len: int = 256,
     sketch: int | None = None,
 ) -> GradientProfile:
-    """J(tau) = ||d y_n / d x_{n - tau}||_F for n the last position, exact, for each seed.
+    """Measure J(tau) = ||d y_n / d x_{n - tau}||_F for the last position n, for each seed.
 
-    With a sketch, Gaussian cotangents, others for each seed, take the place of one for each output channel: J^2 is
-    right in expectation.
+    By default J is exact. A sketch replaces the cotangents of the output channels by a few Gaussian ones, redrawn for
+    each seed; J^2 is then unbiased.
 
     float32 recurrences that accumulate log-decays have a false gradient floor near 1e-9: measure those in float64.
 
     Args:
-        layer: a layer, evaluated on inputs of its own dtype and device (of a backbone, on embeddings), or a function
-            of the seed that makes one.
+        layer: a layer, evaluated in its own dtype and on its device (a backbone on embeddings), or a function
+            seed -> layer.
         make_input: see `MakeInput`; default standard normal vectors.
-        distances: the taus, ascending, within 0..seq_len - 1. When absent: all of them for the plain random input,
-            which serves every distance at once; 16 of them, evenly spaced, for an input that moves. The farthest is
-            a sixteenth short of the start, so that a convolution or state has some past to see.
-        seeds: how many, or which.
+        distances: the taus, ascending, within 0..seq_len - 1. Default: all of them for random input, which serves
+            every distance at once; with make_input, 16 evenly spaced ones, the largest a sixteenth short of the start,
+            so that a convolution or state has some past.
+        seeds: number of seeds, or the seeds.
         seq_len: length of the input.
-        sketch: how many Gaussian cotangents; default one for each output channel, which is exact.
+        sketch: number of Gaussian cotangents; default one per output channel, which is exact.
 
     Raises:
         ValueError: distances outside the sequence or not ascending, no seeds, an input that is not (seq_len, d_in),
-            finite and of the layer's width, a layer without d_model and no make_input, or one whose output does not
+            finite and of the layer's width, a layer without d_model and no make_input, or a layer whose output does not
             depend on its input.
-        OperatorError: the layer does not repeat itself, or rows of the batch are coupled (inputs are stacked there).
+        OperatorError: the layer is not deterministic, or mixes rows of the batch (inputs are stacked there).
     """
     taus = _distances(distances, seq_len, every=make_input is None)
 
@@ -157,7 +157,7 @@ def gradient_profile(
 def highway_profile(
     layer: Layer, distances: Sequence[int] | None = None, seeds: int | Sequence[int] = 8, *, seq_len: int = 256
 ) -> GradientProfile | None:
-    """`gradient_profile` on the mixer's own `highway_input`; None if it offers none.
+    """Measure `gradient_profile` on the mixer's `highway_input`; None if it has none.
 
     Raises:
         ValueError: see `gradient_profile`.
@@ -182,13 +182,13 @@ def _profile(
     seq_len: int,
     sketch: int | None = None,
 ) -> GradientProfile | None:
-    """Return the profile at the inputs of each layer and seed: one for each distance, or one for all; None if none."""
+    """Measure J for each seed at `inputs(layer, seed)`, with one input per distance or one for all; None if None."""
     require_positive(sketch=sketch)
     if isinstance(seeds, int):
         require_positive(seeds=seeds)
         seeds = range(seeds)
     if len(seeds) == 0:
-        raise ValueError("seeds must name at least one seed")
+        raise ValueError("seeds must contain at least one seed")
     rows, sketched_by = [], torch.Generator().manual_seed(0)
     for seed in seeds:
         made = layer if isinstance(layer, nn.Module) else drawn_from(seed, layer)
@@ -202,18 +202,18 @@ def _profile(
 
 
 def spaced(seq_len: int, count: int = 16) -> Int[Tensor, " distances"]:
-    """Return evenly spaced distances; the farthest ends a sixteenth of the sequence after its start."""
+    """Return evenly spaced distances; the largest stops a sixteenth of the sequence short of its start."""
     return torch.linspace(1, max(1, seq_len - 1 - seq_len // 16), count).round().long().unique()
 
 
 def drawn_from(seed: int, make: Callable[[int], M]) -> M:
-    """Return `make(seed)`, with torch's global generators seeded by it and restored afterwards."""
+    """Return `make(seed)`, with torch's global generators seeded by `seed` and restored afterwards."""
     with seeded(seed):
         return make(seed)
 
 
 def _distances(given: Sequence[int] | None, seq_len: int, every: bool) -> Int[Tensor, " distances"]:
-    """Return the distances, checked; by default every one, or some."""
+    """Check the given distances; by default return every distance, or 16 spaced ones."""
     require_positive(seq_len=seq_len)
     if given is None:
         return torch.arange(seq_len) if every else spaced(seq_len)
@@ -235,9 +235,9 @@ def _stacked(layer: nn.Module, inputs: Sequence[Tensor], seq_len: int) -> Float[
 
 
 def profile_at(layer: nn.Module, x: Float[Tensor, "seeds seq d_in"]) -> GradientProfile:
-    """Return the gradient profile at given inputs, one for each seed, over every distance; see `gradient_profile`.
+    """Measure the gradient profile at given inputs, one per seed, over every distance; see `gradient_profile`.
 
-    Layers wider than `WIDE` are sketched by `GRADIENT_SKETCH` cotangents.
+    Layers wider than `WIDE` use a sketch of `GRADIENT_SKETCH` cotangents.
     """
     check_input(layer, x)
     source = torch.Generator().manual_seed(0)
@@ -249,7 +249,7 @@ def profile_at(layer: nn.Module, x: Float[Tensor, "seeds seq d_in"]) -> Gradient
 
 
 def _width_out(f: Map, x: Float[Tensor, "inputs seq d_in"]) -> int:
-    """Return d_out of a layer that repeats itself and keeps sequences apart."""
+    """Return d_out; OperatorError if the layer is not deterministic or mixes sequences of the batch."""
     return separate_rows(f, x[:1])[0].shape[-1]
 
 
@@ -261,7 +261,7 @@ def _last_row_norms(
     sketch: int | None,
     generator: torch.Generator,
 ) -> Float[Tensor, "inputs seq"]:
-    """J(tau) for every tau, of each input: one backward pass for each cotangent, several at once within the memory."""
+    """Return J(tau) for every input and tau: one backward pass per cotangent, several at once as memory allows."""
     require_autograd()
     if sketch is None or sketch >= d_out:
         cotangents = torch.eye(d_out)
@@ -276,9 +276,9 @@ def _last_row_norms(
 def _row_norms(
     f: Map, x: Float[Tensor, "inputs seq d_in"], cotangents: Sequence[Float[Tensor, "rows d_out"]], name: str
 ) -> Float[Tensor, "inputs seq"]:
-    """Return the norm of the pulled-back cotangents of the last position's output at each source position.
+    """Return the norm over the cotangents' gradients from the last output, at each source position.
 
-    One forward pass with a copy of x for each row of the first of `cotangents`, and a backward pass for each of them.
+    One forward pass on as many copies of x as the first of `cotangents` has rows, then a backward pass for each chunk.
     """
     copies = len(cotangents[0])
     point = x.repeat_interleave(copies, 0).requires_grad_()
@@ -303,19 +303,18 @@ def decay_rate(
     n_resamples: int = 1000,
     confidence: float = 0.95,
 ) -> DecayRate:
-    """Fit the slope of the log of the seed-median of J by least squares over tau in [n/4, n), with its interval.
+    """Fit the decay rate of J: the least-squares slope of log(median of J over seeds) for tau in [n/4, n).
 
-    n is seq_len, or where J sinks to the dtype's floor (8 eps of the largest J) the distance at which it does. The
-    interval is the percentile interval of a bootstrap over seeds, each taken or left as a whole: values at
-    neighbouring distances are not independent. Both R^2 are of the same medians over the same distances. A half
-    distance is given where the interval lies below zero, by more than roundoff, and the exponential explains more than
-    the power law, which has none.
+    n is seq_len, or the first distance at which J falls to the dtype's floor (8 eps of the largest J). The interval is
+    a percentile bootstrap over whole seeds, because values at neighbouring distances are not independent. Both R^2 use
+    the same medians and distances. A half distance is reported if the interval lies below zero by more than roundoff
+    and the exponential explains more than the power law.
 
     Args:
         profile: at least five seeds, and three distances in the range of the fit.
-        generator: source of the resamples, on the CPU; default seed 0.
+        generator: generator of the resamples, on the CPU; default seed 0.
         n_resamples: bootstrap samples.
-        confidence: probability that the interval is made for.
+        confidence: nominal coverage of the interval.
 
     Raises:
         ValueError: too few seeds or distances, values that are negative or not finite, a confidence outside (0, 1).
@@ -331,7 +330,7 @@ def decay_rate(
     window, n = fit_window(profile)
     if int(window.sum()) < _FEWEST_DISTANCES:
         raise ValueError(
-            f"only {int(window.sum())} distances between {_TAIL * n:.0f} and {n}, where J sinks to the floor or the "
+            f"only {int(window.sum())} distances between {_TAIL * n:.0f} and {n}, where J falls to the floor or the "
             f"sequence ends: a rate needs {_FEWEST_DISTANCES}"
         )
     source = torch.Generator().manual_seed(0) if generator is None else generator
@@ -349,7 +348,7 @@ def decay_rate(
 
 
 def fitted(profile: GradientProfile) -> Gradient:
-    """Return the profile with its rate, if it has one."""
+    """Return the profile with its decay rate, if one can be fitted."""
     gradient = Gradient(profile, None)
     if gradient.reach is not None:
         return gradient
@@ -360,7 +359,7 @@ def fitted(profile: GradientProfile) -> Gradient:
 
 
 def fit_window(profile: GradientProfile) -> tuple[Bool[Tensor, " distances"], int]:
-    """Return which distances `decay_rate` fits, and the first that no gradient reaches, at most the length."""
+    """Return a mask of the distances that `decay_rate` fits, and n: the first distance below the floor, or seq_len."""
     median = profile.median
     above = median > _FLOOR * torch.finfo(profile.values.dtype).eps * median.max()
     reached = above.long().cumprod(0).bool()
@@ -369,7 +368,7 @@ def fit_window(profile: GradientProfile) -> tuple[Bool[Tensor, " distances"], in
 
 
 def _log_median(values: Tensor, axis: int) -> Tensor:
-    """Return the log of the median, not the median of logs, so that seeds with J = 0 do not hide the others."""
+    """Return the log of the median, clamped above zero."""
     return values.quantile(0.5, dim=axis).clamp(min=torch.finfo(torch.float64).tiny).log()
 
 
@@ -379,7 +378,7 @@ def _slope(x: Float[Tensor, " points"], y: Float[Tensor, "*batch points"]) -> Fl
 
 
 def _explained(x: Float[Tensor, " points"], y: Float[Tensor, " points"]) -> float:
-    """R^2 of the least-squares line; 1 where y is constant, which any line explains."""
+    """Return R^2 of the least-squares line; 1 if y is constant."""
     centred, total = x - x.mean(), y - y.mean()
     left = total - _slope(x, y) * centred
     size = total.square().sum()

@@ -1,9 +1,9 @@
 """Lag operators of a linear time-invariant map, and the number of heads they need.
 
-A causal LTI map y_i = sum_tau G_tau x_{i - tau} has interaction rank k = dim span{G_0 ... G_{n-1}}. A sum of H heads
-with coefficients free of the input, sum_h a_h(tau) V_h, reaches at best the rank-H approximation of the stack of the
-G_tau, each lag weighted by the sqrt(n - tau) pairs of positions that it joins: a weighted Eckart-Young theorem
-(head counts: Ghodsi, arXiv 2512.15115).
+A causal LTI map y_i = sum_tau G_tau x_{i - tau} has interaction rank k = dim span{G_0 ... G_{n-1}}. The best sum of H
+heads with input-independent coefficients, sum_h a_h(tau) V_h, is the rank-H approximation of the stack of the G_tau,
+with lags weighted by sqrt(n - tau), because n - tau pairs of positions are at distance tau: a weighted Eckart-Young
+theorem (head counts: Ghodsi, arXiv 2512.15115).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RANK_RTOL = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Singular values below this fraction of the largest count as zero."""
 
 ROUNDOFF = 1e-9
-"""Relative size of an imaginary part, asymmetry or excess over the unit circle that counts as roundoff."""
+"""Largest imaginary part, asymmetry or excess over the unit circle, relative, that counts as roundoff."""
 
 
 def lag_operators(
@@ -30,7 +30,7 @@ def lag_operators(
     """Return the operators G_tau = C A^tau B, for tau = 0 ... seq_len - 1 (A^0 = I, also for poles at zero).
 
     Args:
-        A: poles (d_state,) of a diagonal system, or its matrix (d_state, d_state); within the unit circle.
+        A: poles (d_state,) of a diagonal system, or a matrix (d_state, d_state); its spectrum in the unit disc.
         B: input map (d_state, d_in).
         C: output map (d_out, d_state).
         seq_len: number of lags.
@@ -77,12 +77,12 @@ def _check_system(A: Tensor, B: Tensor, C: Tensor, seq_len: int) -> None:
 
 
 def head_count(lags: Float[Tensor, "seq_len d_out d_in"], rtol: float | None = None) -> int:
-    """Return the interaction rank k = dim span{G_tau}: heads enough, and needed, to write the map exactly.
+    """Return the interaction rank k = dim span{G_tau}, the smallest number of heads that represent the map exactly.
 
     Args:
         lags: operators by lag (seq_len, d_out, d_in).
         rtol: singular values of the stack below this fraction of the largest count as zero; by default 1e-10 in
-            float64, 1e-5 in float32. Many real poles lie close to this: prefer `head_count_bound` for those.
+            float64, 1e-5 in float32. With many real poles, singular values cluster here: prefer `head_count_bound`.
 
     Raises:
         ValueError: `lags` of another shape or not finite, or rtol outside [0, 1).
@@ -101,17 +101,17 @@ def head_count_bound(
     n_heads: int,
     covariance: Float[Tensor, "d_in d_in"] | None = None,
 ) -> float:
-    """Return the least relative squared error of `n_heads` factorized heads with input-independent coefficients.
+    """Return the smallest relative squared error of `n_heads` factorized heads with input-independent coefficients.
 
     Over sequences of length n = seq_len with white input, E||Y - Yhat||^2 = sum_tau (n - tau) ||G_tau - Ghat_tau||_F^2,
     so the minimum over Ghat_tau = sum_h a_h(tau) V_h is the energy of the singular values beyond the n_heads-th of the
-    matrix with rows sqrt(n - tau) vec(G_tau). With input covariance S, G_tau S^(1/2) takes the place of G_tau.
+    matrix with rows sqrt(n - tau) vec(G_tau). With input covariance S, G_tau S^(1/2) replaces G_tau.
 
     Args:
         lags: operators by lag (seq_len, d_out, d_in).
-        n_heads: number of heads, at least 1; without any the error is 1.
-        covariance: of one input vector (d_in, d_in), the same at all positions, which are independent; identity if
-            not given.
+        n_heads: number of heads, at least 1.
+        covariance: covariance (d_in, d_in) of the input vectors, which are independent and identically distributed;
+            default the identity.
 
     Returns:
         min E||Y - Yhat||^2 / E||Y||^2, in [0, 1].
@@ -133,28 +133,28 @@ def head_count_bound(
 
 
 def weighted_rows(stack: Float[Tensor, "seq_len ..."]) -> Float[Tensor, "seq_len entries"]:
-    """Return rows sqrt(n - tau) vec(stack_tau), n = seq_len: n - tau pairs of positions lie tau apart.
+    """Return rows sqrt(n - tau) vec(stack_tau), n = seq_len: n - tau pairs of positions are at distance tau.
 
-    The squared norm of the result is the energy of a time-invariant map's output under white input.
+    The squared norm of the result is the output energy of a time-invariant map under white input.
     """
     pairs = torch.arange(len(stack), 0, -1, dtype=stack.dtype, device=stack.device)
     return pairs.sqrt()[:, None] * stack.flatten(1)
 
 
 def scaled(values: Tensor) -> Tensor:
-    """`values` in float64 over the largest of them, which keeps their squares in range; zeros as they are."""
+    """Return `values` in float64, divided by the largest magnitude so that squares stay in range; zeros unchanged."""
     values = values.double()
     largest = values.abs().max()
     return values / largest if largest > 0 else values
 
 
 def check_lags(caller: str, lags: Tensor) -> None:
-    """Raise ValueError unless `lags` is a finite, non-empty (seq_len, d_out, d_in); an unstable system overflows."""
+    """Raise ValueError unless `lags` is a real, finite, non-empty (seq_len, d_out, d_in)."""
     require_real(f"{caller}: lags", lags, "(seq_len, d_out, d_in)", (3,))
 
 
 def square_root(caller: str, covariance: Tensor, d_in: int) -> Tensor:
-    """Return the symmetric square root of a covariance up to scale, float64; ValueError if it is none."""
+    """Return the symmetric square root of a covariance up to scale, in float64; ValueError if it has none."""
     if covariance.shape != (d_in, d_in):
         raise ValueError(f"{caller}: covariance must be ({d_in}, {d_in}), got {tuple(covariance.shape)}")
     if not covariance.isfinite().all():

@@ -1,4 +1,4 @@
-"""The layers of a model, each with the input that reaches it."""
+"""The layers of a backbone and their inputs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class LayerInput(NamedTuple):
 
 
 def layer_inputs(backbone: Backbone, inputs: Shaped[Tensor, "batch seq *d_input"]) -> list[LayerInput]:
-    """Return each layer's mixer with its input, first layer first; in a residual block often the normed stream.
+    """Return the mixer of each layer with its input, which in a residual block is often the normed stream.
 
     Args:
-        backbone: run as it is, without gradients.
-        inputs: tokens, or vectors, which take the model's dtype.
+        backbone: the model, run in its current mode and without gradients.
+        inputs: tokens, or vectors, which are cast to the model's dtype.
     """
     found = []
     with torch.no_grad():
@@ -40,7 +40,7 @@ def layer_inputs(backbone: Backbone, inputs: Shaped[Tensor, "batch seq *d_input"
 
 @torch.no_grad()
 def streams(backbone: Backbone, inputs: Shaped[Tensor, "batch seq *d_input"]) -> Iterator[Tensor]:
-    """Yield the residual stream before each layer, then after the last one."""
+    """Yield the residual stream before each layer, and after the last one."""
     if inputs.is_floating_point():
         inputs = inputs.to(next(backbone.parameters()).dtype)
     x = backbone.embed(inputs)
@@ -53,7 +53,7 @@ def streams(backbone: Backbone, inputs: Shaped[Tensor, "batch seq *d_input"]) ->
 def random_inputs(
     backbone: Backbone, batch_size: int, seq_len: int, generator: torch.Generator
 ) -> Shaped[Tensor, "batch seq *d_input"]:
-    """Draw tokens evenly from the vocabulary, or standard normal vectors, in the model's dtype and on its device."""
+    """Draw uniform tokens from the vocabulary, or standard normal vectors, in the model's dtype and on its device."""
     like = next(backbone.parameters())
     if backbone.vocab_size is not None:
         return torch.randint(backbone.vocab_size, (batch_size, seq_len), generator=generator).to(like.device)
@@ -62,14 +62,14 @@ def random_inputs(
 
 
 def _mixer_name(mixer: SequenceMixer) -> str:
-    """Return the registered name of a mixer; of a stack, the names of its members."""
+    """Return the registered name of a mixer; for a stack, the joined names of its members."""
     if isinstance(mixer, Stack):
         return " + ".join(_mixer_name(member) for member in mixer.chain())
 
-    def means(name: str) -> bool:
+    def matches(name: str) -> bool:
         options = MIXERS.entry(name).options.items()
         return mixer_class(name) is type(mixer) and all(getattr(mixer, key, None) == value for key, value in options)
 
-    # Of several entries the most specific one wins: an entry with options over the class alone.
-    named = sorted(filter(means, MIXERS), key=lambda name: len(MIXERS.entry(name).options))
+    # The most specific entry wins: one with options over the class alone.
+    named = sorted(filter(matches, MIXERS), key=lambda name: len(MIXERS.entry(name).options))
     return named[-1] if named else type(mixer).__name__

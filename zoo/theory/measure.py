@@ -1,8 +1,8 @@
-"""The paper's comparison table, measured: one row per mixer, or per layer of a trained model.
+"""Measure the comparison table of `zoo measure`: one row per mixer, or per layer of a trained model.
 
-Rank, heads for an error, gradient decay on random and on highway input, cost against length, input dependence, sizes;
-the rank is compared with the prediction from the mixer's algebra (Ghodsi 2512.15115). Every number is measured on the
-layer itself by the functions of `zoo.theory`; this module chooses inputs and sizes and keeps the results together.
+A row has the rank of the operator span, heads for an error, gradient decay on random and highway input, cost against
+length, input dependence and sizes. The rank is compared with the prediction from the mixer's algebra (Ghodsi
+2512.15115). The measurements are functions of `zoo.theory`; this module chooses their inputs and sizes.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ from zoo.theory.spectra import SpectrumRead, read_spectrum
 from zoo.validate import require_positive, require_seed
 
 STATE_LENGTHS = (1024, 65536)
-"""Lengths at which the bytes of the state are given."""
+"""Numbers of tokens after which the state's bytes are counted."""
 
 QUANTITIES = ("spectrum", "offset", "gradient", "highway", "input dependence", "cost")
-"""What is measured for a row, in this order; costs last, by one process."""
+"""Measurements of a row, in order; costs come last and in one process."""
 
 _HIGHWAY_DISTANCES = 8
 
@@ -59,20 +59,20 @@ class Sizes:
     """Sizes of the measurements.
 
     Args:
-        d_model: width of the fresh mixers; a trained model has its own.
-        seq_len: positions of the operator: rank, heads and input dependence.
-        n_heads: for the mixers that have heads; their own number when None.
-        gradient_len: positions of the gradient profiles.
-        lengths: at which time and memory are measured.
+        d_model: width of fresh mixers; a trained model has its own.
+        seq_len: sequence length for rank, heads and input dependence.
+        n_heads: heads of the mixers that have heads; None for their default.
+        gradient_len: sequence length of the gradient profiles.
+        lengths: sequence lengths for time and memory.
         repeats: timed runs per length.
-        seed: of every draw.
+        seed: seed of every draw.
         n_seeds: draws of weights and input for the gradient's interval, five or more.
-        device: where layers and inputs live.
-        cut_to: the longest sequence that the model takes, if that made the sizes smaller; see `sizes_within`.
+        device: device of layers and inputs.
+        cut_to: the model's longest sequence, if it reduced the sizes; see `sizes_within`.
 
     Raises:
-        ValueError: a size that is not positive, fewer than five seeds, gradient_len below 16, lengths that
-            `complexity` refuses.
+        ValueError: a size that is not positive, fewer than five seeds, gradient_len below 16, or lengths that
+            `complexity` does not accept.
     """
 
     d_model: int = 16
@@ -111,13 +111,13 @@ class Measurement:
         read: spectrum of the operator span.
         predicted_rank: see `SequenceMixer.predicted_rank`; None if no law is known.
         offset_share: |c| / |y| at the input of the spectrum: the part of the output that is not in W.
-        noise: gradient on random input; for a layer of a model, on its own input.
-        highway: gradient on the mixer's own highway input; None if it knows none.
+        noise: gradient on random input; for a layer of a model, on the layer's inputs for random model inputs.
+        highway: gradient on the mixer's highway input; None if it has none.
         cost: time and memory of a training pass.
         input_dependence: 0 for a fixed operator, sqrt(2) if the operators of two inputs are orthogonal.
-        n_params: trainable numbers.
-        state_bytes: length -> bytes of the streaming state in float32; None if the mixer does not stream or takes no
-            sequence so long.
+        n_params: trainable parameters.
+        state_bytes: length -> bytes of the streaming state in float32; None if the mixer does not stream or does not
+            accept the length.
         seconds: wall-clock time of the row.
     """
 
@@ -135,7 +135,7 @@ class Measurement:
 
     @property
     def as_predicted(self) -> bool | None:
-        """Whether the measured rank is the predicted one, as far as it could be seen; None without prediction."""
+        """Whether the measured rank equals the predicted one, up to the limit of a sketch; None without prediction."""
         if self.predicted_rank is None or self.read.rank is None:
             return None
         return self.read.rank == min(self.predicted_rank, self.read.limit or self.predicted_rank)
@@ -147,23 +147,23 @@ def measure_mixers(
     progress: Progress = unreported,
     processes: int = 1,
 ) -> list[Measurement]:
-    """Return one row per mixer, freshly drawn, in float64.
+    """Measure one row per mixer, with fresh parameters, in float64.
 
     Args:
-        names: which; default all that are registered.
+        names: mixers; default all that are registered.
         sizes: default `Sizes()`.
         progress: see `Progress`.
-        processes: number of processes that share all but the costs, one thread each; off the CPU it is one.
+        processes: processes of one thread each, for all measurements but the costs; 1 on devices other than the CPU.
 
     Raises:
         MemoryError: a process was killed.
-        ValueError: an unknown name, or sizes that a mixer refuses; before anything is measured.
+        ValueError: an unknown name, or sizes that a mixer does not accept; raised before anything is measured.
     """
     sizes = sizes or Sizes()
     makers = list(_makers(names, sizes).items())
 
     def drawn(make: Callable[[int], SequenceMixer]) -> SequenceMixer:
-        # The first of the draws is read as an operator and timed, the gradient is over all of them.
+        # The operator and the costs are measured on the first draw, the gradient on all draws.
         return drawn_from(draw_seeds(sizes.seed, 1)[0], make)
 
     def measure(at: int, progress: Progress) -> functools.partial[Measurement]:
@@ -194,7 +194,7 @@ def measure_gradients(
 
 
 def _makers(names: Iterable[str] | None, sizes: Sizes) -> dict[str, Callable[[int], SequenceMixer]]:
-    """Return a maker for each name, each tried once, so that wrong sizes are refused before anything is measured."""
+    """Return a factory for each name; each is called once, so that wrong sizes fail before anything is measured."""
     chosen = list(MIXERS) if names is None else [MIXERS.check(name) for name in names]
     makers = {short(name): _maker(name, sizes) for name in chosen}
     for make in makers.values():
@@ -218,12 +218,10 @@ def _maker(name: str, sizes: Sizes) -> Callable[[int], SequenceMixer]:
 
 
 def sizes_within(backbone: Backbone, sizes: Sizes) -> Sizes:
-    """Return the sizes, made smaller if some layer takes no sequence so long.
-
-    Lengths of costs keep their proportions.
+    """Reduce the sizes to the longest sequence that all layers accept; the lengths for costs keep their proportions.
 
     Raises:
-        ValueError: the sequences are too short to measure.
+        ValueError: that sequence is too short to measure.
     """
     wanted = max(*sizes.lengths, sizes.gradient_len, sizes.seq_len)
     longest = min(_longest(layer, wanted) for layer in backbone.layers.chain())
@@ -244,7 +242,7 @@ def sizes_within(backbone: Backbone, sizes: Sizes) -> Sizes:
 
 
 def _longest(layer: SequenceMixer, wanted: int) -> int:
-    """Return the longest sequence up to `wanted` that the layer takes."""
+    """Return the longest sequence up to `wanted` that the layer accepts."""
 
     def refuses(length: int) -> bool:
         return layer.streams and state_bytes(layer, length) is None
@@ -258,20 +256,19 @@ def measure_backbone(
     inputs: Shaped[Tensor, "batch seq *d_input"] | None = None,
     progress: Progress = unreported,
 ) -> list[Measurement]:
-    """Return one row per layer of a (trained) model: its mixer, at its own input.
+    """Measure one row per layer of a (trained) model: its mixer, at the layer's input.
 
-    The gradient profile on noise is measured at the layer's inputs for random inputs of the model; the weights are the
-    same for all seeds. The model itself does not change.
+    The gradient is measured at the layer's inputs for random inputs of the model, with the same weights for all seeds.
+    The model itself is not changed.
 
     Args:
         backbone: the model.
-        sizes: d_model and n_heads are the model's own; made smaller for a model that takes no sequences so long, see
-            `sizes_within`.
+        sizes: sizes of the measurements, reduced by `sizes_within`; d_model and n_heads are ignored.
         inputs: at least two sequences for rank, heads and input dependence; default `random_inputs`.
         progress: see `Progress`.
 
     Raises:
-        ValueError: inputs that the model does not take, or fewer than two; see `sizes_within`.
+        ValueError: inputs that the model does not accept, or fewer than two; see `sizes_within`.
     """
     sizes = sizes_within(backbone, sizes or Sizes())
     model = copy.deepcopy(backbone).double().to(sizes.device).eval()
@@ -290,7 +287,7 @@ def measure_backbone(
 
 
 def _highway(layer: Layer, sizes: Sizes) -> Gradient | None:
-    # The needle is moved to each distance: a pass for every one of them, where noise needs one for all.
+    # Each distance has its own input and needs its own pass, so we measure fewer distances than on random input.
     distances = spaced(sizes.gradient_len, _HIGHWAY_DISTANCES).tolist()
     offered = highway_profile(layer, distances, draw_seeds(sizes.seed, FEWEST_SEEDS), seq_len=sizes.gradient_len)
     return None if offered is None else fitted(offered)
@@ -305,7 +302,7 @@ def _measure(
     sizes: Sizes,
     progress: Progress,
 ) -> functools.partial[Measurement]:
-    """Return a row without its cost."""
+    """Measure all of a row but its cost."""
     start = time.perf_counter()
     progress(name, "spectrum")
     read = read_spectrum(layer, x[:1], sizes.seed)
@@ -335,7 +332,7 @@ def _measure(
 def _with_cost(
     row: functools.partial[Measurement], layer: SequenceMixer, sizes: Sizes, progress: Progress
 ) -> Measurement:
-    """Return the row with its cost, measured in float32, as models run; all other measurements need float64."""
+    """Complete the row with its cost, in float32, as models run; the other measurements need float64."""
     start = time.perf_counter()
     progress(row.keywords["name"], "cost")
     cost = complexity(copy.deepcopy(layer).float(), sizes.lengths, repeats=sizes.repeats)
@@ -343,7 +340,7 @@ def _with_cost(
 
 
 def state_bytes(layer: SequenceMixer, seq_len: int) -> int | None:
-    """`layer.state_bytes` in float32; None where the layer takes no sequence so long."""
+    """Return `layer.state_bytes` in float32; None if the layer does not stream or does not accept the length."""
     try:
         return layer.state_bytes(seq_len)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The page of `zoo measure`: what each column means, JSON and Markdown."""
+"""The page of `zoo measure`: its columns with their explanations, as Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from zoo.theory.figures import comparison_figure
 from zoo.theory.gradients import Gradient
 from zoo.theory.measure import STATE_LENGTHS, Measurement, Sizes
 
-BELOW = (
-    "The prediction counts directions in exact arithmetic; those below 1e-10 of the largest cannot be told from "
-    "roundoff."
-)
+BELOW = "The prediction is for exact arithmetic; directions below 1e-10 of the largest cannot be told from roundoff."
 
 
 def _state(length: int) -> Column:
@@ -32,7 +29,7 @@ TABLES: Mapping[str, tuple[Column, ...]] = {
         Column("rank", "interaction rank k = dim span{W_ij}, measured", lambda row: rank_text(row.read)),
         Column(
             "predicted",
-            "the rank that the mixer's algebra gives, in exact arithmetic",
+            "the rank by the mixer's algebra, in exact arithmetic",
             lambda row: or_nothing(row.predicted_rank),
         ),
         HEADS,
@@ -43,61 +40,61 @@ TABLES: Mapping[str, tuple[Column, ...]] = {
         ),
         Column(
             "‖c‖/‖y‖",
-            "share of the output that is in c (biases) and not in W; the other columns of this table ignore it",
+            "share of the output that is in c (biases) and not in W; the other columns of this table describe W",
             lambda row: or_nothing(row.offset_share, 2),
         ),
         Column(
             "input dependence",
-            "how far W moves between two random inputs: 0 fixed, 1.41 orthogonal",
+            "distance of W between two random inputs: 0 fixed, 1.41 orthogonal",
             lambda row: or_nothing(row.input_dependence, 2),
         ),
     ),
     "Gradient": (
         Column(
             "rate on random input",
-            "slope of log J(τ) per token, 95 % interval; negative if gradients vanish; 0 beyond τ: none arrives",
+            "slope of log J(τ) per token, 95 % interval; negative if gradients vanish; 0 beyond τ: no gradient there",
             lambda row: rate_text(row.noise),
         ),
         Column(
             "rate on highway input",
-            "the same on the mixer's own input that opens a highway; – if none is known",
+            "the same on the input for which the mixer's gradient does not decay; – if none is known",
             lambda row: rate_text(row.highway),
         ),
     ),
     "Cost": (
         Column(
             "time exponent",
-            "p if a forward and backward pass takes time ~ length^p; near 0 or below where fixed costs dominate",
+            "p in time ~ length^p of a forward and backward pass; near 0 or below if fixed costs dominate",
             lambda row: f"{row.cost.time_exponent:.2f}",
         ),
         Column(
             "memory exponent",
-            "the same of the bytes held between the two",
+            "the same for the bytes held between the two passes",
             lambda row: f"{row.cost.memory_exponent:.2f}",
         ),
-        Column("parameters", "trainable numbers", lambda row: f"{row.n_params:,}"),
+        Column("parameters", "trainable parameters", lambda row: f"{row.n_params:,}"),
         *map(_state, STATE_LENGTHS),
     ),
 }
 
 
 def measure_page(rows: Sequence[Measurement], sizes: Sizes, machine: str) -> Page:
-    """Return the page of a comparison: sizes and machine, a table by group of columns, remarks."""
+    """Return the page of a comparison: sizes and machine, a table per group of columns, remarks."""
     missed = [row.name for row in rows if row.as_predicted is False]
     notes = [f"Rank other than predicted: {', '.join(missed)}. {BELOW}"] if missed else []
     return Page(
         title="Mixers, measured",
         tables=TABLES,
         rows=rows,
-        lead=[f"{describe_sizes(sizes)} The rows took {sum(row.seconds for row in rows):.0f} s in all on {machine}."],
+        lead=[f"{describe_sizes(sizes)} All rows took {sum(row.seconds for row in rows):.0f} s on {machine}."],
         notes=notes + remarks({row.name: row.read for row in rows}),
         caption="Error against heads, time against length, gradient against distance on random and on highway input",
     )
 
 
 def describe_sizes(sizes: Sizes) -> str:
-    """Return the sizes in a sentence."""
-    cut = "" if sizes.cut_to is None else f" Cut to the {sizes.cut_to:,} positions that the model takes."
+    """Return the sizes as a sentence."""
+    cut = "" if sizes.cut_to is None else f" Reduced to the model's longest sequence, {sizes.cut_to:,} positions."
     heads = "" if sizes.n_heads is None else f"{sizes.n_heads} heads, "
     return (
         f"d_model {sizes.d_model}, {heads}operators over {sizes.seq_len} tokens, gradients over "
@@ -107,7 +104,7 @@ def describe_sizes(sizes: Sizes) -> str:
 
 
 def measurements_as_json(rows: Sequence[Measurement], sizes: Sizes, machine: str) -> str:
-    """Return all measurements as JSON text, spectra and profiles included; a number that is not finite is null."""
+    """Return all measurements as JSON text, with spectra and profiles; numbers that are not finite become null."""
     return as_json({"machine": machine, "sizes": asdict(sizes), "rows": [*map(_record, rows)]})
 
 
@@ -136,10 +133,10 @@ def _gradient(gradient: Gradient) -> dict[str, Any]:
 
 
 def write_measurements(rows: Sequence[Measurement], folder: str | Path, sizes: Sizes, machine: str) -> list[Path]:
-    """Write measure.md, measure.json and measure.png into `folder`, which is made; each file at once or not.
+    """Write measure.md, measure.json and measure.png into `folder`, creating it; each file is written atomically.
 
     Raises:
-        MissingExtraError: matplotlib is not installed; before anything is written.
+        MissingExtraError: matplotlib is not installed; raised before anything is written.
         OSError: the folder cannot be written.
     """
     contents = {

@@ -1,8 +1,8 @@
-"""How many heads a trained model uses: layer by layer, the span of its operators and the part that its task needs.
+"""Count the heads that each layer of a trained model uses: for an exact copy, and for the model's task.
 
-The span of a layer gives the number of heads that copy it. The model's task may need fewer, the functional heads: the
-layer is cut to its H best operators (`zoo.theory.truncation`), read on some sequences, and the model is scored on
-others.
+The rank of a layer's operator span is the number of heads that copy the layer. The task may need fewer, the functional
+heads: we cut the layer to its H best operators (`zoo.theory.truncation`), computed from some sequences, and score the
+model on others.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ from zoo.theory.state_size import StateSize, effective_state_size
 from zoo.theory.truncation import Basis, cut, span_basis
 
 GRID = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Numbers of operators to which a layer is cut."""
+"""Numbers H of operators to which a layer is cut."""
 
 KEPT = 0.99
 """Share of the model's score that a cut layer must keep."""
 
 QUANTITIES = ("spectrum", "state size", "gradient", "functional heads")
-"""What is measured for a layer, in this order."""
+"""Measurements of a layer, in order."""
 
 LARGEST_OPERATOR = 2**27
-"""Numbers of an operator that is held whole: 1 GiB."""
+"""Entries of the largest operator that is held whole: 1 GiB."""
 
 EXPLORED = 128
-"""Positions, the first of a sequence, of which the explorer has pictures."""
+"""Positions at the start of a sequence that the explorer shows."""
 
 LARGEST_PARTS = 2**26
-"""Numbers that are held of the sequences that are cut together."""
+"""Entries of the outputs that are held for sequences cut together."""
 
 READ_OF_WIDE = 4
-"""Sequences from which the operators of a wide layer are taken."""
+"""Sequences from which the operators of a wide layer are read."""
 
-_STATE_POSITIONS = 3  # at which the effective state size is read, evenly spread
-_FEW_PRODUCTS = 1e11  # products of weights and positions, up to which a cut model is scored at every number of the grid
+_STATE_POSITIONS = 3  # evenly spaced positions at which the effective state size is measured
+_FEW_PRODUCTS = 1e11  # weights times positions up to which a cut model is scored on the whole grid
 
 
 class CutScores(NamedTuple):
-    """Scores of a model one of whose layers is cut to its best operators.
+    """Scores of a model with one layer cut to its best operators.
 
     Attributes:
-        whole: the model's own score.
-        scores: number of operators -> score, from none to at most the rank of the layer. Of a large model only the
-            numbers that a bisection meets.
+        whole: score of the uncut model.
+        scores: number of operators -> score, at most up to the rank of the layer. For a large model, only the numbers
+            that a bisection visits.
     """
 
     whole: float
@@ -70,9 +70,9 @@ class CutScores(NamedTuple):
 
     @property
     def functional_heads(self) -> int | None:
-        """The fewest operators from which on every tested number keeps `KEPT` of the score.
+        """The smallest number of operators such that it and all larger tested ones keep `KEPT` of the score.
 
-        None if none does, and of a score that is not above zero: it leaves nothing to keep.
+        None if there is no such number, or if the uncut score is not positive.
         """
         least = None
         if self.whole <= 0:
@@ -86,16 +86,16 @@ class CutScores(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerHeads:
-    """A layer of a model.
+    """Measurements of one layer of a model.
 
     Attributes:
-        name: its place and its mixer.
-        n_heads: heads of its mixer; None if it has none, or is a stack of several that have some.
-        read: spectrum of its operator span. If no operator can be read, there is no state size and no cut either.
+        name: number of the layer and name of its mixer.
+        n_heads: heads of the mixer; None if it has none, or is a stack with several members that have heads.
+        read: spectrum of the operator span. If the operator cannot be read, state_size and cut are None.
         state_size: effective state size; None if the operator is too large to be held.
         gradient: gradient against distance.
-        cut: scores of the model with this layer cut; None if they were not asked for.
-        explored: data of the explorer, see `zoo.theory.explorer`; None if they were not asked for.
+        cut: scores of the model with this layer cut; None if not requested.
+        explored: data of the explorer, see `zoo.theory.explorer`; None if not requested.
     """
 
     name: str
@@ -117,26 +117,26 @@ def measure_heads(
     processes: int = 1,
     explore: bool = False,
 ) -> list[LayerHeads]:
-    """Return one row per layer of a model, which does not change.
+    """Measure one row per layer of a model; the model is not changed.
 
-    Spectra, state sizes and gradients are measured in float64. A cut layer costs its width times the length of the
-    sequence in forward passes, or at most the length if it is wide and mixes channel by channel, and is measured in
-    float32. `zoo.theory.budget` predicts the time and the memory.
+    Spectra, state sizes and gradients are computed in float64, cut layers in float32. Cutting a layer needs width times
+    sequence length forward passes, or at most the length if the layer is wide and mixes channel by channel.
+    `zoo.theory.budget` estimates time and memory.
 
     Args:
         backbone: the model.
-        inputs: where operators are read: spectrum and state size at the first sequence, gradients at all of them, the
-            operators to which a layer is cut from all of them, in wide layers from the first four.
+        inputs: sequences at which the layers are measured: spectrum and state size at the first, gradients at all. The
+            operators of a cut layer come from all of them; in wide layers from the first four.
         others: sequences on which the cut model is scored; by default no layer is cut.
-        score: score of the model's outputs at `others`; by default `agreement` with the whole model.
+        score: score of the model's outputs at `others`; by default `agreement` with the uncut model.
         grid: numbers of operators to which a layer is cut.
         progress: called with the row and the quantity that is measured next.
-        processes: that share the layers, with a thread and one step's memory each; of a model on the CPU.
-        explore: whether to measure for the explorer too, at the first `EXPLORED` positions.
+        processes: processes that share the layers of a model on the CPU, each with one thread and its own work space.
+        explore: also measure the explorer's data, at the first `EXPLORED` positions.
 
     Raises:
         MemoryError: a process was killed.
-        ValueError: inputs that the model does not take.
+        ValueError: inputs that the model does not accept.
     """
     _check_grid(grid)
     model = copy.deepcopy(backbone).double().eval()
@@ -191,22 +191,22 @@ def cut_scores(
     grid: Sequence[int] = GRID,
     whole: float | None = None,
 ) -> CutScores:
-    """Return scores of the model with the mixer of layer `at` cut to its best operators.
+    """Score the model with the mixer of layer `at` cut to its best operators.
 
-    A large model is scored only at the numbers of the grid that a bisection needs: the largest, and if that keeps the
-    score the ones between which it is lost.
+    A large model is scored only on part of the grid: at the largest number, and if that keeps the score, at the numbers
+    of a bisection for the smallest that does.
 
     Args:
-        model: in eval mode.
+        model: the model, in eval mode.
         at: number of the layer, from 0.
         read_at: inputs of the mixer at which its operators are read.
         stream: inputs of the layer for the sequences that are scored.
-        score: of the model's outputs.
-        grid: numbers of operators; numbers beyond the rank of the layer are left out.
-        whole: score of the model as it is; computed unless given.
+        score: score of the model's outputs.
+        grid: numbers of operators; those above the layer's rank are replaced by the rank.
+        whole: score of the uncut model; default: computed here.
 
     Raises:
-        ValueError: a grid of numbers below zero.
+        ValueError: an empty grid, or a negative number in it.
     """
     _check_grid(grid)
     layer = model.layers.chain()[at]
@@ -246,7 +246,7 @@ def cut_scores(
 def _cut_outputs(
     mixer: SequenceMixer, basis: Basis, x: Float[Tensor, "n seq d_model"], counts: Sequence[int]
 ) -> Float[Tensor, "counts n seq d_out"]:
-    """Return the outputs of the mixer cut to each number of operators, a few sequences at a time."""
+    """Return the outputs of the mixer cut to each number of operators, computed a few sequences at a time."""
     of_a_sequence = max(counts) * x.shape[1] * (x.shape[1] + 2 * x.shape[2])
     found = []
     for some in x.split(max(1, LARGEST_PARTS // max(1, of_a_sequence))):
@@ -256,13 +256,13 @@ def _cut_outputs(
 
 
 def _check_grid(grid: Sequence[int]) -> None:
-    """Raise ValueError unless all are numbers of operators."""
+    """Raise ValueError unless the grid has entries, none of them negative."""
     if not grid or min(grid) < 0:
         raise ValueError(f"grid must hold numbers of operators, at least 0, got {list(grid)}")
 
 
 def _n_heads(mixer: SequenceMixer) -> int | None:
-    """Count a mixer's heads; in a stack, such as a Canon layer and a mixer, the heads of the one member with any."""
+    """Return a mixer's heads; for a stack, such as a Canon layer and a mixer, those of its only member with heads."""
     if not isinstance(mixer, Stack):
         return getattr(mixer, "n_heads", None)
     found = [count for member in mixer.chain() if (count := _n_heads(member)) is not None]

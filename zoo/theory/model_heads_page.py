@@ -1,4 +1,4 @@
-"""The page of `zoo heads`: what each column means, JSON, and one HTML page that needs no network."""
+"""The page of `zoo heads`: its columns with their explanations, as JSON and as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from zoo.theory.model_heads import EXPLORED, KEPT, LayerHeads
 
 @dataclass(frozen=True)
 class Reading:
-    """The sequences that were read, and the score.
+    """Descriptions of the model, the sequences and the score.
 
     Attributes:
-        model: its path.
+        model: path of the model.
         where: the sequences at which operators were read, in words.
         score: the score and its sequences, in words; empty if no layer was cut.
-        chance: the score of answers without the input.
+        chance: score of answers that ignore the input.
     """
 
     model: str
@@ -44,22 +44,22 @@ def _state(row: LayerHeads) -> str:
 
 
 COLUMNS = (
-    Column("heads", "heads that the mixer has", lambda row: or_nothing(row.n_heads)),
+    Column("heads", "heads of the mixer", lambda row: or_nothing(row.n_heads)),
     Column(
         "rank",
-        "interaction rank: heads that copy the layer exactly; ≥ if a sketch could see no more",
+        "interaction rank: heads that copy the layer exactly; ≥ if it reaches the limit of a sketch",
         lambda row: rank_text(row.read),
     ),
     HEADS,
     Column(
         "functional heads",
-        f"operators of the layer, the best first, that keep {100 * KEPT:g} % of the model's score; 0: it needs none",
+        f"number of the layer's best operators that keep {100 * KEPT:g} % of the model's score",
         _functional,
     ),
     Column("state size", "effective state size at a quarter, a half and three quarters of the sequence", _state),
     Column(
         "gradient rate",
-        "slope of log J(τ) per token, 95 % interval; 0 beyond τ: none arrives; of layers wider than "
+        "slope of log J(τ) per token, 95 % interval; 0 beyond τ: no gradient there; in layers wider than "
         f"{WIDE} channels J(τ) is estimated from {GRADIENT_SKETCH} random directions of the output",
         lambda row: rate_text(row.gradient),
     ),
@@ -70,9 +70,9 @@ def model_heads_page(rows: Sequence[LayerHeads], reading: Reading) -> Page:
     """Return the page of a model: the sequences, the score, a row per layer."""
     lead = [f"Operators are read at {reading.where}."]
     if (whole := next((row.cut.whole for row in rows if row.cut is not None), None)) is not None:
-        lead.append(f"Score: {reading.score}; the whole model has {whole:.3g}, chance {reading.chance:.3g}.")
+        lead.append(f"Score: {reading.score}; the uncut model has {whole:.3g}, chance {reading.chance:.3g}.")
         if whole <= 0:
-            lead.append("That leaves nothing to keep: functional heads are not counted.")
+            lead.append("Functional heads are not counted, because the uncut score is not positive.")
     title = f"Heads of {reading.model}"
     return Page(
         title,
@@ -80,12 +80,12 @@ def model_heads_page(rows: Sequence[LayerHeads], reading: Reading) -> Page:
         rows,
         lead,
         remarks({row.name: row.read for row in rows}),
-        f"The layers at the first sequence; of a longer one its first {EXPLORED} positions",
+        f"The layers at the first sequence (up to {EXPLORED} positions)",
     )
 
 
 def heads_as_html(rows: Sequence[LayerHeads], reading: Reading) -> str:
-    """Return one HTML page with the explorer of the layers, for which they must have been measured.
+    """Return one HTML page with the explorer; the rows must have been measured with `explore=True`.
 
     Raises:
         MissingExtraError: jinja2 is not installed.
@@ -96,7 +96,7 @@ def heads_as_html(rows: Sequence[LayerHeads], reading: Reading) -> str:
 
 
 def _item(row: LayerHeads, reading: Reading) -> dict[str, Any]:
-    """Return a layer for the explorer."""
+    """Return a layer as an item of the explorer's data."""
     profile = row.gradient.profile
     pairs = zip(profile.distances.tolist(), profile.median.tolist(), strict=True)
     gradient = [(tau, rounded(value)) for tau, value in pairs]
@@ -108,7 +108,7 @@ def _item(row: LayerHeads, reading: Reading) -> dict[str, Any]:
 
 
 def heads_as_json(rows: Sequence[LayerHeads], reading: Reading) -> str:
-    """Return everything that was measured as JSON text."""
+    """Return all measurements as JSON text."""
     return as_json({**asdict(reading), "layers": [*map(_record, rows)]})
 
 

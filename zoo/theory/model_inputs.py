@@ -1,4 +1,4 @@
-"""Sequences for a model: from a file, from a package that knows the model's folder, or drawn at random."""
+"""Input sequences for `zoo heads`: from a file, from a plug-in that knows the model's folder, or random."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from zoo.theory.scores import Score, accuracy, explained
 from zoo.validate import require_positive
 
 USUAL_LENGTH = 64
-"""Positions of a sequence that is drawn at random or cut out of a text."""
+"""Default length of random sequences and of pieces of a text."""
 
 OFFERS = "zoo.inputs"
-"""Entry points of this group have the arguments of `model_inputs` from `path` to `n_others`; they return its result, or
-None for a path that they do not know. The project's `lab` offers the task of a run."""
+"""Group of entry points: functions with the arguments of `model_inputs` from `path` to `n_others` and its result, or
+None for a path that they do not know. `lab` registers one that returns the data of a run's task."""
 
 
 class ModelInputs(NamedTuple):
-    """Sequences that a model takes.
+    """Sequences for a model, and the score of its outputs.
 
     Attributes:
-        inputs: (n, seq, ...), where operators are read.
-        others: (m, seq, ...), on which a cut model is scored.
-        score: of the model's outputs at the others; None for agreement with the whole model.
+        inputs: (n, seq, ...), sequences at which operators are read.
+        others: (m, seq, ...), sequences on which a cut model is scored.
+        score: score of the model's outputs at the others; None for agreement with the uncut model.
         where: the sequences, in words.
         scored: the score, in words.
-        chance: the score of answers without the input.
+        chance: score of answers that ignore the input.
     """
 
     inputs: Tensor
@@ -57,17 +57,17 @@ def model_inputs(
     text: Path | None = None,
     arrays: Path | None = None,
 ) -> ModelInputs:
-    """Return the sequences of a file, of a package that knows the model's folder, or random ones.
+    """Return sequences from a file, else from a plug-in that knows the model's folder, else random ones.
 
     Args:
-        path: of the model.
-        model: that was loaded from there.
-        seq_len: positions of a sequence; arrays and a run's task have their own.
-        n_inputs: sequences at which operators are read.
-        n_others: sequences on which a cut model is scored; default `others_within`.
+        path: path of the model.
+        model: the model loaded from there.
+        seq_len: sequence length; not for arrays or a run's task, which have their own.
+        n_inputs: number of sequences at which operators are read.
+        n_others: number of sequences on which a cut model is scored; default `others_within`.
         text: a file in UTF-8, for the tokenizer in the model's folder.
-        arrays: a .npz file with `inputs`, (n, seq) tokens or (n, seq, d_input) vectors, and if cut models are to be
-            scored by them `labels`: (n, seq) classes, -100 for none, or (n, seq, n_outputs) numbers, NaN for none.
+        arrays: a .npz file with `inputs`, (n, seq) tokens or (n, seq, d_input) vectors, and optionally `labels` to
+            score cut models: (n, seq) classes, -100 for none, or (n, seq, n_outputs) numbers, NaN for none.
 
     Raises:
         ValueError: sizes that are not positive, both files, a file that is too short or cannot be read, seq_len for
@@ -76,7 +76,7 @@ def model_inputs(
     require_positive(seq_len=seq_len, n_inputs=n_inputs, n_others=n_others)
     if arrays is not None:
         if text is not None or seq_len is not None:
-            raise ValueError("--inputs has its own sequences: leave out --text and --seq_len")
+            raise ValueError("--inputs cannot be combined with --text or --seq_len: its sequences have a fixed length")
         return _of_arrays(arrays, model, n_inputs, n_others)
     length = USUAL_LENGTH if seq_len is None else seq_len
     if text is not None:
@@ -98,31 +98,31 @@ def model_inputs(
 def labelled(
     inputs: Tensor, others: Tensor, labels: Tensor, where: str, chance: float | None, regression: bool
 ) -> ModelInputs:
-    """Return sequences of which the others are scored by their labels."""
-    what = "share of the labels' variance that is explained" if regression else "accuracy"
+    """Return sequences with a score by labels: accuracy, or explained variance for regression."""
+    name = "explained share of the labels' variance" if regression else "accuracy"
     score = (explained if regression else accuracy)(labels)
-    return ModelInputs(inputs, others, score, where, f"{what} on {count(len(others), 'other')}", chance or 0.0)
+    return ModelInputs(inputs, others, score, where, f"{name} on {count(len(others), 'other')}", chance or 0.0)
 
 
 def _agreeing(drawn: Tensor, model: Backbone, n_inputs: int, n_others: int, where: str) -> ModelInputs:
-    """Return sequences on which a cut model is scored by `agreement` with the whole one."""
-    single = model.n_outputs == 1  # its largest output is always the same
-    of_one, usual = (
-        "variance of the whole model's output that the cut one explains",
-        "positions at which the cut model answers as the whole one does",
+    """Return sequences on which a cut model is scored by `agreement` with the uncut one."""
+    single = model.n_outputs == 1  # argmax is constant
+    explained_share, agreeing_share = (
+        "the uncut model's output variance that the cut one explains",
+        "positions at which the cut model predicts the same token as the uncut one",
     )
     inputs, others = drawn[:n_inputs], drawn[n_inputs : n_inputs + n_others]
-    scored = f"share of {of_one if single else usual}, on {count(n_others, 'other sequence')}"
+    scored = f"share of {explained_share if single else agreeing_share}, on {count(n_others, 'other sequence')}"
     return ModelInputs(inputs, others, None, where, scored, 0.0 if single else 1 / model.n_outputs)
 
 
-def _others_of(model: Backbone, sequences: Tensor, n_inputs: int, n_others: int | None, what: str) -> int:
-    """Return on how many of the sequences cut models are scored; raise ValueError if there are too few."""
+def _others_of(model: Backbone, sequences: Tensor, n_inputs: int, n_others: int | None, size: str) -> int:
+    """Return the number of sequences on which cut models are scored; ValueError, with `size`, if there are too few."""
     length, left = sequences.shape[1], len(sequences) - n_inputs
     wanted = n_others or max(1, min(others_within(model, length, n_inputs), left))
     if left < wanted:
         raise ValueError(
-            f"{what}; {count(n_inputs + wanted, 'sequence')} of {length} need {(n_inputs + wanted) * length:,}: "
+            f"{size}; {count(n_inputs + wanted, 'sequence')} of {length} need {(n_inputs + wanted) * length:,}: "
             "give a longer text, or fewer or shorter sequences"
         )
     return wanted
@@ -135,12 +135,12 @@ def _of_arrays(file: Path, model: Backbone, n_inputs: int, n_others: int | None)
         found = {name: each if each.is_floating_point() else each.long() for name, each in found.items()}
         inputs, labels = found["inputs"], found.get("labels")
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"--inputs {file} is no .npz file with the array inputs: {error}") from None
+        raise ValueError(f"--inputs {file} must be a .npz file with an array `inputs`: {error}") from None
     if inputs.ndim not in (2, 3):
         raise ValueError(f"--inputs {file}: inputs must be (n, seq) or (n, seq, d_input), got {tuple(inputs.shape)}")
     if "lengths" in held and (shortest := int(held["lengths"].min(initial=inputs.shape[1]))) < inputs.shape[1]:
         raise ValueError(
-            f"--inputs {file}: padding would be read as input: lengths must be {inputs.shape[1]}, got {shortest}"
+            f"--inputs {file}: padded sequences are not supported, lengths must be {inputs.shape[1]}, got {shortest}"
         )
     regression = labels is not None and labels.is_floating_point()
     of_classes, of_numbers = tuple(inputs.shape[:2]), (*inputs.shape[:2], model.n_outputs)
@@ -163,7 +163,7 @@ def _of_arrays(file: Path, model: Backbone, n_inputs: int, n_others: int | None)
     others, wanted = (each[n_inputs : n_inputs + n_others] for each in (inputs, labels))
     if bool((wanted.isnan() if regression else wanted == -100).all()):
         raise ValueError(
-            f"--inputs {file}: no label in the {count(n_others, 'sequence')} on which cut models are scored"
+            f"--inputs {file}: the {count(n_others, 'sequence')} on which cut models are scored have no labels"
         )
     return labelled(inputs[:n_inputs], others, wanted, where, None if regression else 1 / model.n_outputs, regression)
 
@@ -174,9 +174,9 @@ def _tokens(path: str | os.PathLike[str], text: Path) -> Tensor:
     except OSError as error:
         raise ValueError(f"--text {text} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ValueError(f"--text {text} is not text in UTF-8") from None
+        raise ValueError(f"--text {text} is not UTF-8 text") from None
     if not (Path(path) / "config.json").is_file():
-        raise ValueError(f"{path} has no tokenizer for --text, which takes the folder of a transformers model")
+        raise ValueError(f"{path} has no tokenizer for --text, which needs the folder of a transformers model")
     tokenizers = require_extra("transformers", "transformers")
     try:
         tokenizer = tokenizers.AutoTokenizer.from_pretrained(path)

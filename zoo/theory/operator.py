@@ -1,14 +1,14 @@
-"""The operator of a layer: y_i = sum_j W_ij(X) x_j + c_i, read off the layer itself.
+"""Read the operator of any layer: y_i = sum_j W_ij(X) x_j + c_i.
 
-Source: the unified view of Ghodsi (2512.15115). Nothing is written per mixer: recorded at X and replayed, a layer is
-an affine map of its input (`zoo.coefficient`). c is its value at zero, the rows of W come from backward passes with
-one-hot cotangents stacked along the batch. W is not unique; the convention is where each mixer puts `coefficient`.
+Source: the unified view of Ghodsi (2512.15115). No code is needed per mixer: with its coefficients recorded at X and
+replayed (`zoo.coefficient`), a layer is an affine map. c is its value at zero; rows of W come from backward passes with
+one-hot cotangents, stacked along the batch. W is not unique: it depends on where each mixer puts `coefficient`.
 
-A layer can break this in ways that leave numbers of the right shape. Before anything is read it must therefore repeat
-itself, treat the rows of a batch apart and alike, be affine under replay, and pass the adjoint (dot-product) test
-<W^T u, z> + <u, c> = <u, W z + c>, which compares the backward pass with the forward pass; after the reading it must
-repeat itself once more. Not seen: a value stream marked in part (`offset_share` and `check_offset` are for that), and
-branches on the input that none of the probes takes, for which W is right only at x.
+A layer can violate the assumptions and still return numbers of the right shape. So we check first that it is
+deterministic, treats the rows of a batch separately, is affine under replay, and passes the adjoint (dot-product) test
+<W^T u, z> + <u, c> = <u, W z + c>, which compares its backward and forward pass; and afterwards that its output at x is
+unchanged. Two errors go undetected: a value stream that is marked in part (see `offset_share` and `check_offset`), and
+branches on the input that no probe takes; then W is right only at x.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from zoo.validate import require_real
 POSITIONS_AT_ONCE = 8192
 """Positions in one stacked pass: enough to fill a processor, few enough to stay in its cache."""
 
-_USUAL_WIDTH = 64  # of a layer that takes `POSITIONS_AT_ONCE`; wider ones take fewer
+_USUAL_WIDTH = 64  # widest layer that gets `POSITIONS_AT_ONCE`; wider ones get fewer
 
 AFFINE_RTOL = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Relative departure from the affine map, channel by channel, that still counts as roundoff."""
+"""Largest deviation from the affine map, relative to the channel, that counts as roundoff."""
 
-_ROUNDOFF = 8.0  # times eps of the largest channel: roundoff in the smallest one
+_ROUNDOFF = 8.0  # roundoff in the smallest channel, in eps of the largest one
 _N_COTANGENTS = 3
-_FLOAT32_MISS = 1e-5  # the largest miss of a float64 layer that float32 arithmetic inside it would explain
+_FLOAT32_MISS = 1e-5  # the largest error of a float64 layer that float32 arithmetic inside it would explain
 
 Map: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def positions_at_once(width: int) -> int:
-    """Return how many positions one stacked pass of a layer takes: `POSITIONS_AT_ONCE`, fewer of a wide one."""
+    """Return the number of positions in one stacked pass of a layer: `POSITIONS_AT_ONCE`, fewer if it is wide."""
     return POSITIONS_AT_ONCE * _USUAL_WIDTH // max(_USUAL_WIDTH, width)
 
 
@@ -54,45 +54,45 @@ class Interaction(NamedTuple):
     offset: Float[Tensor, "batch seq d_out"]
 
     def apply(self, x: Float[Tensor, "batch seq d_in"]) -> Float[Tensor, "batch seq d_out"]:
-        """sum_j W_ij x_j + c_i; the layer's own output when x is the input at which W was read."""
+        """Return sum_j W_ij x_j + c_i: the layer's output if x is the input at which W was read."""
         return torch.einsum("bijpd,bjd->bip", self.operator, x) + self.offset
 
 
 class OperatorError(ValueError):
-    """A layer whose operator cannot be read off; the message gives the reason, the size of the miss and the remedy."""
+    """The operator of a layer cannot be read; the message gives the reason, the relative error and the remedy."""
 
 
 class NotAffineError(OperatorError):
-    """A layer that is not affine under replay: it computes an input-dependent coefficient that is not marked."""
+    """A layer is not affine under replay, because an input-dependent coefficient is not marked."""
 
 
 def interaction(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Interaction:
-    """Return the operator of `layer` at `x`, whole: batch * seq^2 * d_out * d_in numbers.
+    """Return the full operator of `layer` at `x`: batch * seq^2 * d_out * d_in numbers.
 
     Args:
         layer: any map (batch, seq, d_in) -> (batch, seq, d_out) built on `coefficient`: a mixer, a norm, a block, a
-            stack; of a backbone, the map from embeddings to outputs. It runs in eval mode.
-        x: where the coefficients are recorded, in the layer's dtype (float32 or float64) and on its device.
+            stack, or a backbone, which is read from embeddings to outputs. It runs in eval mode.
+        x: input at which the coefficients are recorded, in the layer's dtype (float32 or float64) and on its device.
 
     Returns:
         W with y_i = sum_j W_ij x_j + c_i, and c.
 
     Raises:
-        NotAffineError: a coefficient is not marked; the message gives the size of the miss.
-        OperatorError: the layer does not repeat itself, rows of the batch are coupled, autograd does not see what the
-            layer computes, the whole output is a coefficient, which coefficients are marked depends on the input, or
-            the layer's parameters are of several dtypes.
-        ValueError: the layer is no module, x is not a finite (batch, seq, d_in) in its dtype, the output is not
-            (batch, seq, d_out), or torch.inference_mode.
+        NotAffineError: a coefficient is not marked; the message gives the relative error.
+        OperatorError: the layer is not deterministic, rows of the batch are coupled, autograd does not see what the
+            layer computes, the whole output is a coefficient, the marked coefficients depend on the input, or the
+            layer's parameters have several dtypes.
+        ValueError: the layer is not a module, x is not a finite (batch, seq, d_in) in its dtype, the output is not
+            (batch, seq, d_out), or torch.inference_mode is on.
     """
     with replayed(layer, x) as held:
         return Interaction(torch.cat([block for _, block in held.rows()], dim=1), held.offset)
 
 
 def offset_share(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> float:
-    """|c| / |y| of `layer` at `x`: the share of the output that is not in W; 0 of a zero output.
+    """Return |c| / |y| of `layer` at `x`, the share of the output that is not in W; 0 if the output is zero.
 
-    Rank, heads and input dependence are of W and say nothing about this part. Above 1 where c and W x cancel.
+    Rank, heads and input dependence describe only W. The share exceeds 1 if c and W x cancel.
 
     Raises:
         OperatorError, ValueError: see `interaction`.
@@ -103,10 +103,10 @@ def offset_share(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> float:
 
 
 def check_offset(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> None:
-    """Raise unless c is made of constants: with every parameter named `*bias` at zero, c must be zero.
+    """Raise unless c comes from biases alone: with every parameter named `*bias` set to zero, c must be zero.
 
-    A part of the value stream that is marked as a coefficient ends up in c, where `interaction` cannot tell it from
-    the image of a bias. Biases are put back before the function returns.
+    A part of the value stream that is marked as a coefficient ends up in c, where `interaction` cannot tell it from a
+    bias. The biases are restored before the function returns.
 
     Raises:
         OperatorError: c is not zero; the message gives |c| / |y|. See also `interaction`.
@@ -128,18 +128,18 @@ def check_offset(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> None:
 
 
 class Replayed:
-    """A layer whose coefficients are held at their values at x: the affine map v -> W v + c, row by row of x.
+    """A layer with its coefficients fixed at their values at x: the affine map v -> W v + c, for each row of x.
 
-    Probes are stacked along the batch, so that a pass serves many of them and custom kernels run as they are.
+    Probes are stacked along the batch, so that one pass serves many of them and custom kernels need no change.
 
     Attributes:
-        output: y, the layer's own output at x, (batch, seq, d_out).
+        output: y, the layer's output at x, (batch, seq, d_out).
         offset: c, (batch, seq, d_out).
 
     Args:
         f: the layer's map.
-        x: where its coefficients are held.
-        backward: check the backward pass too, from which `rmatvec` and `rows` read.
+        x: input at which the coefficients are recorded.
+        backward: also check the backward pass, which `rmatvec` and `rows` use.
 
     Raises:
         OperatorError, ValueError: see `interaction`.
@@ -164,13 +164,13 @@ class Replayed:
             )
 
     def matvec(self, probes: Float[Tensor, "rows batch seq d_in"]) -> Float[Tensor, "rows batch seq d_out"]:
-        """W v for each probe v, by a forward pass; c is subtracted again, at the cost of its roundoff."""
+        """Return W v for each probe v, by a forward pass minus c; it carries the roundoff of c."""
         count = len(probes)
         y = self._replay(probes.flatten(0, 1), count)
         return y.unflatten(0, (count, self.batch)) - self.offset
 
     def rmatvec(self, cotangents: Float[Tensor, "rows batch seq d_out"]) -> Float[Tensor, "rows batch seq d_in"]:
-        """W^T u for each cotangent u, by a backward pass."""
+        """Return W^T u for each cotangent u, by a backward pass."""
         count = len(cotangents)
         tape = self._tape(count)
         point = self._x.repeat(count, 1, 1).requires_grad_()
@@ -182,21 +182,21 @@ class Replayed:
         return grad.unflatten(0, (count, self.batch))
 
     def rows(self) -> Iterator[tuple[slice, Float[Tensor, "batch rows seq d_out d_in"]]]:
-        """W_ij for a few output positions i at a time, and which these are; read from the output side."""
+        """Yield a few output positions i at a time, and their W_ij, by backward passes."""
         for now, units in self._units(self.d_out):
             yield now, rearrange(self.rmatvec(units), "(i out) batch j d_in -> batch i j out d_in", out=self.d_out)
 
     def columns(self) -> Iterator[tuple[slice, Float[Tensor, "batch columns seq d_out d_in"]]]:
-        """W_ij for a few source positions j at a time (second axis; the third is i); read from the input side."""
+        """Yield a few source positions j at a time, and their W_ij (axis 1 is j, axis 2 is i), by forward passes."""
         for now, units in self._units(self.d_in):
             yield now, rearrange(self.matvec(units), "(j d_in) batch i out -> batch j i out d_in", d_in=self.d_in)
 
     def probes_at_once(self) -> int:
-        """Return how many probes one stacked pass takes."""
+        """Return the number of probes in one stacked pass."""
         return max(1, positions_at_once(self.d_in) // (self.batch * self.seq_len))
 
     def _units(self, width: int) -> Iterator[tuple[slice, Float[Tensor, "probes batch seq width"]]]:
-        """One-hot probes for every channel of a few positions at a time, position by position."""
+        """Yield a few positions at a time, and one-hot probes for all their channels."""
         step = max(1, self.probes_at_once() // width)
         for start in range(0, self.seq_len, step):
             now = slice(start, min(start + step, self.seq_len))
@@ -209,7 +209,7 @@ class Replayed:
             return tape, self._f(x).detach()
 
     def _tape(self, count: int) -> Tape:
-        """Return the coefficients of `count` copies of x stacked along the batch; the last stack is kept."""
+        """Return the coefficients at `count` copies of x stacked along the batch; the last tape is cached."""
         if count not in self._tapes:
             self._tapes = {count: self._record(self._x.repeat(count, 1, 1))[0]}
         return self._tapes[count]
@@ -219,16 +219,16 @@ class Replayed:
             return self._f(v).detach()
 
     def check_unchanged(self) -> None:
-        """Raise OperatorError unless the layer still gives its first output at x."""
+        """Raise OperatorError unless the layer's output at x is still the first one."""
         _check_repeats(self.output, self._record(self._x)[1])
 
     def _check_affine(self, other: Tensor) -> tuple[Tensor, Tensor]:
-        """f(x + v) - f(x) = f(v) - f(0) for v = x, -x and a random v, and f(x) is the recorded output.
+        """Check f(x + v) - f(x) = f(v) - f(0) for v = x, -x and a random v, and that f(x) is the recorded output.
 
-        The random v is there for maps that are linear along every ray, such as |x|; -x for branches on a sign.
+        The random v detects maps that are linear along every ray, such as |x|; -x detects branches on a sign.
 
         Returns:
-            f(x + other), and all values that were met, (values, batch, seq, d_out).
+            f(x + other), and all values of f met on the way, (values, batch, seq, d_out).
         """
         x, zero = self._x, self.offset
         one = self._replay(x, 1)
@@ -248,12 +248,12 @@ class Replayed:
         return at_sum, sizes
 
     def _check_adjoint(self, z: Tensor, at_z: Tensor, sizes: Tensor) -> bool:
-        """<W^T u, z> + <u, c> = <u, f(z)> for random u, row by row: do both passes have the same W?
+        """Check <W^T u, z> + <u, c> = <u, f(z)> for random u and each row: do both passes have the same W?
 
-        u is drawn relative to the size of each channel, so that small ones count as much as large ones.
+        u is scaled by the size of each channel, so that small and large channels count alike.
 
         Returns:
-            Whether any W^T u differs from zero.
+            Whether any W^T u is nonzero.
         """
         shape = (_N_COTANGENTS, *at_z.shape)
         draw = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=z.dtype).to(z.device)
@@ -273,24 +273,24 @@ class Replayed:
 
 
 def separate_rows(f: Map, x: Tensor, other: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """f(x) and f(other); f must repeat itself and treat the rows of a batch as separate sequences.
+    """Return f(x) and f(other), after checking that f is deterministic and treats rows of a batch separately.
 
     Args:
         f: map of a layer, run without gradients.
-        x: (batch, seq, d_in).
-        other: another input of that shape; drawn by default.
+        x: input (batch, seq, d_in).
+        other: another input of that shape; default random.
 
     Raises:
-        OperatorError: the same input gives another output, or the output of a row depends on other rows or on its
+        OperatorError: the same input gives different outputs, or the output of a row depends on other rows or on its
             place in the batch.
         ValueError: the output is not a finite (batch, seq, d_out) in x's dtype.
     """
     with torch.no_grad():
-        y = f(x).detach()  # a view of a parameter asks for gradients even here
+        y = f(x).detach()  # a view of a parameter requires gradients even under no_grad
         if y.ndim != 3 or y.shape[:2] != x.shape[:2]:
             raise ValueError(f"the layer must map (batch, seq, d_in) to (batch, seq, d_out), got {tuple(y.shape)}")
         if y.dtype != x.dtype:
-            raise ValueError(f"the layer must answer in its input's dtype, got {y.dtype} for {x.dtype}")
+            raise ValueError(f"the layer's output must have its input's dtype, got {y.dtype} for {x.dtype}")
         if not y.isfinite().all():
             raise ValueError("the layer's output is not finite at x")
         _check_repeats(y, f(x).detach())
@@ -300,8 +300,8 @@ def separate_rows(f: Map, x: Tensor, other: Tensor | None = None) -> tuple[Tenso
         OperatorError,
         "rows of the batch are coupled",
         _miss(torch.stack([first - y, last - y]), torch.stack([y, at_other])),
-        "a sequence gives another output next to other sequences, or at another place in the batch; "
-        "remove what is shared over the batch or drawn for all of it",
+        "the output of a sequence depends on other sequences of the batch, or on its place there; "
+        "remove statistics and random draws that are shared over the batch",
         x.dtype,
     )
     return y, at_other
@@ -310,22 +310,22 @@ def separate_rows(f: Map, x: Tensor, other: Tensor | None = None) -> tuple[Tenso
 def _check_repeats(first: Tensor, again: Tensor) -> None:
     _require(
         OperatorError,
-        "the layer does not repeat itself",
+        "the layer is not deterministic",
         _miss(again - first, first) if again.shape == first.shape else math.nan,
-        "the same input gives another output; it draws random numbers or keeps state between calls",
+        "the same input gives different outputs; it draws random numbers or keeps state between calls",
         first.dtype,
     )
 
 
 def _draw_like(x: Tensor) -> Tensor:
-    """Return a random input of x's size, from a fixed seed."""
+    """Return a random input with the shape and root mean square of x, from a fixed seed."""
     draw = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype).to(x.device)
     size = x.abs().max()
     return draw * (size * (x / size).square().mean().sqrt() if size > 0 else 1.0)
 
 
 def _channel_sizes(values: Float[Tensor, "*values d_out"]) -> Float[Tensor, " d_out"]:
-    """Return the largest finite size of each channel, at least where the roundoff of the largest one is in bounds."""
+    """Return the largest finite magnitude of each channel, bounded below by the roundoff of the largest channel."""
     finite = torch.where(values.isfinite(), values.abs(), 0.0).flatten(0, -2)
     own = finite.amax(0)
     sizes = own.clamp(min=_ROUNDOFF * torch.finfo(own.dtype).eps / AFFINE_RTOL[own.dtype] * own.max())
@@ -337,18 +337,18 @@ def _miss(errors: Float[Tensor, "*errors d_out"], values: Float[Tensor, "*values
     return float((errors.abs().flatten(0, -2).amax(0) / _channel_sizes(values)).max())
 
 
-def _require(kind: type[OperatorError], what: str, miss: float, why: str, dtype: torch.dtype) -> None:
-    """Raise `kind` in one line unless the relative miss is within the roundoff of `dtype`."""
+def _require(kind: type[OperatorError], problem: str, miss: float, reason: str, dtype: torch.dtype) -> None:
+    """Raise `kind`, in one line, unless the relative error `miss` is within the roundoff of `dtype`."""
     if miss <= AFFINE_RTOL[dtype]:
         return
     if dtype == torch.float64 and miss < _FLOAT32_MISS:
-        why += "; or, since the miss is of the size of float32 roundoff, part of the layer computes in float32"
-    raise kind(f"{what} (relative miss {miss:.1e}): {why}")
+        reason += "; or part of the layer computes in float32, since the error has the size of its roundoff"
+    raise kind(f"{problem} (relative error {miss:.1e}): {reason}")
 
 
 @contextmanager
 def replayed(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Iterator[Replayed]:
-    """Hold the layer at x, in eval mode for as long as the block runs; at its end the layer must be unchanged.
+    """Fix the layer's coefficients at x, in eval mode, within the block; at its end the output at x is checked again.
 
     Raises:
         OperatorError, ValueError: see `interaction`.
@@ -365,21 +365,21 @@ def replayed(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Iterator[R
             held.check_unchanged()
     except ReplayError as error:
         raise OperatorError(
-            f"the layer marks other coefficients on another input: {error}; which values pass through "
+            f"the layer marks other coefficients on another input: {error}; the calls of "
             "zoo.coefficient.coefficient, and their shapes, must not depend on the input"
         ) from error
 
 
 @contextmanager
 def evaluated(layer: nn.Module) -> Iterator[Map]:
-    """Hold the layer's map on embeddings, in eval mode for as long as the block runs."""
+    """Yield the layer's map (of a backbone, from embeddings), in eval mode within the block."""
     training = [module for module in layer.modules() if module.training]
     on_embeddings = layer.from_embeddings if isinstance(layer, Backbone) else layer
 
     def f(x: Tensor) -> Tensor:
         y = on_embeddings(x)
         if not isinstance(y, Tensor):
-            raise ValueError(f"the layer must return one tensor, got {type(y).__name__}: wrap it in a module that does")
+            raise ValueError(f"the layer must return one tensor, got {type(y).__name__}; wrap it in a module that does")
         return y
 
     layer.eval()
@@ -403,13 +403,13 @@ def check_input(layer: nn.Module, x: Tensor) -> None:
 
 
 def require_autograd() -> None:
-    """Raise ValueError in torch.inference_mode, where a layer would seem to have no gradients."""
+    """Raise ValueError in torch.inference_mode, which disables gradients."""
     if torch.is_inference_mode_enabled():
-        raise ValueError("torch.inference_mode turns off the gradients that are read here: leave it, or use no_grad")
+        raise ValueError("torch.inference_mode turns off the gradients that are needed here: use torch.no_grad instead")
 
 
 def like(layer: nn.Module, default: Tensor | None = None) -> Tensor:
-    """Return a tensor of the dtype and on the device that the layer computes in."""
+    """Return a tensor with the layer's dtype and device: its first floating-point parameter, else `default`."""
     usual = torch.empty(0) if default is None else default
     return next((p for p in layer.parameters() if p.is_floating_point()), usual)
 
@@ -420,7 +420,7 @@ def draw_input(
     """Draw standard normal vectors for the layer, in its dtype and on its device.
 
     Raises:
-        ValueError: no d_in, and a layer without d_model; the message names the argument to give instead.
+        ValueError: no d_in, and a layer without d_model; the message asks for the argument `instead`.
     """
     width = getattr(layer, "d_model", None) if d_in is None else d_in
     if width is None:

@@ -1,4 +1,4 @@
-"""Measurements that several processes share: threads cannot, since coefficients are marked for the whole process."""
+"""Run measurements in several processes; threads would not do, because coefficients are recorded per process."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Progress = Callable[[str, str], None]
 
 Result = TypeVar("Result")
 Measure = Callable[[int, Progress], Result]
-"""Measures number k; it calls the given function with the row and the quantity of each part."""
+"""Measures item k, and reports its row and each quantity to the given function."""
 
-_EVERY = 0.2  # seconds between two looks at the progress
-_work: tuple[Measure[Any], Progress] | None = None  # of a process that measures
+_EVERY = 0.2  # seconds between two reports of progress
+_work: tuple[Measure[Any], Progress] | None = None  # set in worker processes
 
 
 def unreported(row: str, quantity: str) -> None:
@@ -29,17 +29,17 @@ def unreported(row: str, quantity: str) -> None:
 
 
 def cores() -> int:
-    """Count the cores that this process may use; one where processes cannot share a model by forking."""
+    """Return the number of cores that this process may use; 1 if processes cannot fork (not on Linux)."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
 
 def measured(measure: Measure[Result], count: int, processes: int, progress: Progress) -> list[Result]:
-    """Return `measure(k, progress)` for k from 0 to `count` - 1, shared by the processes, which have a thread each.
+    """Return `measure(k, progress)` for k from 0 to `count` - 1, computed by several processes of one thread each.
 
-    The processes are forks, which share the memory. If `processes` is one, this process measures, with its threads.
+    The processes are forks and share memory. With `processes=1`, this process does the work with all of its threads.
 
     Raises:
-        MemoryError: a process was killed, as the system does where memory is short.
+        MemoryError: a process was killed, which the system does if memory runs out.
     """
     processes = min(processes, count)
     if processes <= 1:
@@ -54,12 +54,12 @@ def measured(measure: Measure[Result], count: int, processes: int, progress: Pro
             while waiting:
                 done, waiting = wait(waiting, _EVERY, FIRST_EXCEPTION)
                 for result in done:
-                    result.result()  # raises its error before others have ended
+                    result.result()  # raise its error without waiting for the others
                 while not reports.empty():
                     progress(*reports.get())
             return [result.result() for result in results]
         except BrokenProcessPool as error:
-            raise MemoryError("a process that measured was killed, as happens where memory is short") from error
+            raise MemoryError("a worker process was killed, probably because memory ran out") from error
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -1,11 +1,11 @@
-"""Interaction rank: the number of scalar heads that the operator of a layer needs.
+"""Interaction rank of a layer's operator, its spectrum, and the heads needed for a given error.
 
-k = dim span{W_ij} is the rank of the (seq^2, d_out d_in) matrix with rows vec(W_ij), and no sum of fewer than k
-heads f_h(i, j) V_h equals W (Ghodsi 2512.15115). A rank counts singular values above a threshold, so the whole
-spectrum is computed, and the heads for an error are read from its tail.
+The rank k = dim span{W_ij} is the rank of the (seq^2, d_out d_in) matrix with rows vec(W_ij); no sum of fewer than k
+heads f_h(i, j) V_h equals W (Ghodsi 2512.15115). We compute the whole spectrum: the rank counts singular values above a
+threshold, and the heads for an error follow from the tail.
 
-The spectrum comes from orthogonal triangularisation of the rows as they stream by (TSQR: Demmel et al. 0808.2664):
-memory (d_out d_in)^2, and no squares are taken. A Gram matrix would be simpler and lose half of the digits.
+Rows are triangularised as they stream by (TSQR: Demmel et al. 0808.2664), in memory (d_out d_in)^2. A Gram matrix would
+be simpler, but squaring loses half of the digits.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from zoo.theory.lags import RANK_RTOL
 from zoo.theory.operator import Replayed, replayed
 from zoo.validate import require_positive, require_real
 
-_SKETCH_COLUMNS = 1024  # singular values of a square matrix of this size take about a second
+_SKETCH_COLUMNS = 1024  # an SVD of this size takes about a second
 
 
 def interaction_rank(
     operator: Float[Tensor, "*batch seq seq d_out d_in"], rtol: float | None = None
 ) -> int | Int[Tensor, " batch"]:
-    """dim span{W_ij}: the number of singular values of the stack of all vec(W_ij) above rtol times the largest.
+    """Return dim span{W_ij}: the number of singular values of the stack of vec(W_ij) above rtol times the largest.
 
     Args:
-        operator: W as `interaction` returns it, with a batch or without.
+        operator: W as `interaction` returns it, with or without a batch.
         rtol: see `spectrum_rank`.
 
     Returns:
-        One integer; of a batch, a tensor with one integer per row.
+        An integer, or for a batch a tensor with one integer per row.
 
     Raises:
         ValueError: an operator of another shape, not real or not finite; rtol outside [0, 1).
@@ -56,8 +56,8 @@ def operator_spectrum(
 
 
 def check_operator(operator: Tensor) -> None:
-    """Raise ValueError unless the operator is a finite real (seq, seq, d_out, d_in), with a batch in front or not."""
-    form = "W of zoo.theory.interaction(layer, x), (seq, seq, d_out, d_in) with a batch in front or not"
+    """Raise ValueError unless the operator is a finite real (seq, seq, d_out, d_in), with or without a batch."""
+    form = "W of zoo.theory.interaction(layer, x), (seq, seq, d_out, d_in) or (batch, seq, seq, d_out, d_in)"
     require_real("operator", operator, form, (4, 5))
     if operator.shape[-4] != operator.shape[-3]:
         raise ValueError(f"operator must be {form}, got {tuple(operator.shape)}")
@@ -71,30 +71,29 @@ def span_spectrum(
     channels: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "*batch singular"]:
-    """Return singular values of the operator span of `layer` at `x`, without the operator.
+    """Return the singular values of the operator span of `layer` at `x`, without holding the operator.
 
-    Exact (no sketch): every W_ij is probed by seq * d_out backward passes, many at a time, and merged into a triangle
-    of (d_out d_in)^2 numbers; the values equal `operator_spectrum(interaction(layer, x).operator)`.
+    Exact (no sketch): seq * d_out backward passes, many at a time, read every W_ij and merge it into a triangle of
+    (d_out d_in)^2 numbers. The values equal `operator_spectrum(interaction(layer, x).operator)`.
 
-    Sketch: W is contracted over output positions with m = `sketch` Gaussian vectors h, sum_i h_i W_ij / sqrt(m): m *
-    d_out passes in place of seq * d_out. The energy is right in expectation, E sum_j vec(Y_j) vec(Y_j)^T = sum_ij
-    vec(W_ij) vec(W_ij)^T, and the rank is exact almost surely when m >= k; m = 8 gives the leading values to about ten
-    per cent. Gaussian, since random signs can cancel exactly. With m < k, at most m directions are seen for each source
-    position, and the heads of a slowly falling spectrum come out low: of values 1/s, k = 64, m = 16, heads for 10 % are
-    22 to 29 in place of 31 where seq = 8, and 29 to 32 where seq = 32. Where an operator reads a single source
-    position, m are seen.
+    Sketch: W is contracted over output positions with m = `sketch` Gaussian vectors h, Y_j = sum_i h_i W_ij / sqrt(m),
+    in m * d_out passes. The energy is unbiased, E sum_j vec(Y_j) vec(Y_j)^T = sum_ij vec(W_ij) vec(W_ij)^T. The rank is
+    exact almost surely if m >= k, and m = 8 gives the leading values to about ten per cent. The vectors are Gaussian
+    because random signs can cancel exactly. If m < k, each source position shows at most m directions, and the heads of
+    a slowly decaying spectrum are underestimated: for values 1/s, k = 64 and m = 16, we count 22 to 29 heads for 10 %
+    at seq = 8, and 29 to 32 at seq = 32, instead of 31. An operator that reads a single source position shows m.
 
-    A wide layer is contracted over channels too: `channels` = s Gaussian vectors take the place of the d_out unit
-    vectors, with m * s passes and a triangle of (s d_in)^2 numbers. That bounds the rank that can be seen by s d_in;
-    counts of heads above about half of that come out lower still.
+    Wide layers are also contracted over channels: `channels` = s Gaussian vectors replace the d_out unit vectors, with
+    m * s passes and a triangle of (s d_in)^2 numbers. The visible rank is then at most s d_in, and head counts above
+    about half of that are further underestimated.
 
     Args:
-        layer: any layer that `interaction` takes.
-        x: where the coefficients are recorded, with a batch or without.
+        layer: any layer that `interaction` accepts.
+        x: input at which the coefficients are recorded, with or without a batch.
         sketch: number of Gaussian vectors over time; None for the exact spectrum.
-        channels: number of Gaussian vectors over channels, for a sketch; from the layer's width on, every channel is
-            probed by itself. By default so that there are about 1,024 columns.
-        generator: source of the Gaussian vectors, on the CPU; default seed 0.
+        channels: number of Gaussian vectors over channels, for a sketch; at the layer's width or above, each channel
+            is probed separately. Default: a number that gives about 1,024 columns.
+        generator: generator of the Gaussian vectors, on the CPU; default seed 0.
 
     Returns:
         At most min(rows, columns) singular values, largest first, in x's dtype.
@@ -104,7 +103,7 @@ def span_spectrum(
     """
     require_positive(sketch=sketch, channels=channels)
     if channels is not None and sketch is None:
-        raise ValueError("channels needs a sketch: give sketch too")
+        raise ValueError("channels is an option of a sketch: give sketch too")
     if not isinstance(x, Tensor):
         raise ValueError(f"x must be a tensor, (batch, seq, d_in) or (seq, d_in), got {type(x).__name__}")
     batched = x if x.ndim == 3 else x.unsqueeze(0)
@@ -121,7 +120,7 @@ def span_spectrum(
 def _sketches(
     held: Replayed, sketch: int, channels: int | None, generator: torch.Generator
 ) -> Iterator[Float[Tensor, "batch few seq d_out d_in"]]:
-    """sum_i h_i Q W_ij, a few vectors h at a time."""
+    """Yield sum_i h_i Q W_ij for a few vectors h at a time; the rows of Q are the vectors over channels."""
     like, d_out = held.offset, held.d_out
     count = min(d_out, max(8, _SKETCH_COLUMNS // held.d_in) if channels is None else channels)
 
@@ -137,9 +136,9 @@ def _sketches(
 
 
 def triangle(blocks: Iterable[Float[Tensor, "*batch _rows columns"]]) -> Float[Tensor, "*batch few columns"]:
-    """Return a matrix with the Gram matrix of all rows, float64: the triangle of their QR decomposition, or few rows.
+    """Return a float64 matrix with the same Gram matrix as all rows: the R of their QR decomposition, or few rows.
 
-    Rows are gathered up to four times the number of columns: fewer, larger factorisations.
+    Up to four times as many rows as columns are gathered before a factorisation, since few large ones are faster.
     """
 
     def merged() -> Tensor:
@@ -155,14 +154,13 @@ def triangle(blocks: Iterable[Float[Tensor, "*batch _rows columns"]]) -> Float[T
 
 
 def spectrum_rank(spectrum: Float[Tensor, "*batch singular"], rtol: float | None = None) -> int | Int[Tensor, " batch"]:
-    """Count the singular values above rtol times the largest; of a zero operator 0.
+    """Count the singular values above rtol times the largest; 0 for a zero operator.
 
     Args:
-        spectrum: singular values, with a batch or without.
-        rtol: by default 1e-10 in float64, 1e-5 in float32: a layer's roundoff reaches the spectrum at some 1e-15
-            (1e-7 in float32) of the largest value; the thresholds are two to five digits above it and count the rank
-            of exact arithmetic. Smooth spectra (many real poles) cross any threshold gradually: quote
-            `heads_needed` for those.
+        spectrum: singular values, with or without a batch.
+        rtol: relative threshold; default 1e-10 in float64, 1e-5 in float32. A layer's roundoff is about 1e-15 (1e-7 in
+            float32) of the largest value, so these thresholds give the rank of exact arithmetic. Smooth spectra (many
+            real poles) cross any threshold gradually: use `heads_needed` for those.
 
     Raises:
         ValueError: a spectrum that is empty, negative or not finite; rtol outside [0, 1).
@@ -176,15 +174,15 @@ def spectrum_rank(spectrum: Float[Tensor, "*batch singular"], rtol: float | None
 
 
 def heads_needed(spectrum: Float[Tensor, "*batch singular"], rel_error: float) -> int | Int[Tensor, " batch"]:
-    """Return the fewest heads H with sqrt(sum_{s > H} sigma_s^2 / sum_s sigma_s^2) <= rel_error.
+    """Return the smallest number of heads H with sqrt(sum_{s > H} sigma_s^2 / sum_s sigma_s^2) <= rel_error.
 
-    The error is the operator's in Frobenius norm, by Eckart and Young; it is the relative root-mean-square error
-    of the output under white input that is independent of the coefficients.
+    This is the error of the operator in Frobenius norm, by Eckart and Young. It equals the relative root-mean-square
+    error of the output under white input that is independent of the coefficients.
 
     Args:
-        spectrum: singular values, with a batch or without.
-        rel_error: error in norm (not squared), between 0 and 1, and above the roundoff of k singular values in the
-            spectrum's dtype, sqrt(k) eps: below it, heads are counted that only rounding made.
+        spectrum: singular values, with or without a batch.
+        rel_error: error in norm (not squared), between 0 and 1 and above sqrt(k) eps, the roundoff of k singular values
+            in the spectrum's dtype; below that, rounding errors would be counted as heads.
 
     Raises:
         ValueError: a spectrum that is empty, negative or not finite; rel_error outside (0, 1) or below roundoff.
@@ -196,14 +194,14 @@ def heads_needed(spectrum: Float[Tensor, "*batch singular"], rel_error: float) -
     if rel_error < roundoff:
         raise ValueError(
             f"rel_error {rel_error:g} is below the roundoff of a {spectrum.dtype} spectrum, {roundoff:.1e}: "
-            "compute it in float64, or ask for a larger error"
+            "compute the spectrum in float64, or allow a larger error"
         )
     tail = tail_energies(spectrum)
     return _integers((tail > rel_error**2).sum(-1))
 
 
 def tail_energies(spectrum: Float[Tensor, "*batch singular"]) -> Float[Tensor, "*batch singular"]:
-    """Return sum_{s > H} sigma_s^2 / sum_s sigma_s^2, the error of the best H heads, for H = 0, 1, ...
+    """Return sum_{s > H} sigma_s^2 / sum_s sigma_s^2, the squared error of the best H heads, for H = 0, 1, ...
 
     Raises:
         ValueError: a spectrum that is empty, negative or not finite.
@@ -212,7 +210,7 @@ def tail_energies(spectrum: Float[Tensor, "*batch singular"]) -> Float[Tensor, "
 
 
 def effective_rank(spectrum: Float[Tensor, "*batch singular"]) -> float | Float[Tensor, " batch"]:
-    """exp of the entropy of sigma^2 / sum sigma^2 (Roy and Vetterli 2007, on energies); 0 of a zero operator.
+    """Return exp of the entropy of sigma^2 / sum sigma^2 (Roy and Vetterli 2007, on energies); 0 for a zero operator.
 
     Raises:
         ValueError: a spectrum that is empty, negative or not finite.
@@ -223,7 +221,7 @@ def effective_rank(spectrum: Float[Tensor, "*batch singular"]) -> float | Float[
 
 
 def stable_rank(spectrum: Float[Tensor, "*batch singular"]) -> float | Float[Tensor, " batch"]:
-    """sum sigma^2 / max sigma^2, at most the rank; 0 of a zero operator.
+    """Return sum sigma^2 / max sigma^2, which is at most the rank; 0 for a zero operator.
 
     Raises:
         ValueError: a spectrum that is empty, negative or not finite.
@@ -233,10 +231,10 @@ def stable_rank(spectrum: Float[Tensor, "*batch singular"]) -> float | Float[Ten
 
 
 def _energy(spectrum: Tensor) -> Float[Tensor, "*batch singular"]:
-    """sigma^2 / sum sigma^2 in float64, largest first; zeros of a zero operator."""
+    """Return sigma^2 / sum sigma^2 in float64, largest first; zeros for a zero operator."""
     _check_spectrum(spectrum)
     sigma = spectrum.double().sort(dim=-1, descending=True).values
-    # Scaled first: the squares of small or large values would leave the range of floating point.
+    # Scale first, since squares of very small or large values leave the range of floating point.
     energy = (sigma / sigma[..., :1].clamp(min=torch.finfo(torch.float64).tiny)).square()
     return energy / energy.sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
 

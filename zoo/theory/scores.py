@@ -8,11 +8,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 Score = Callable[[Float[Tensor, "batch seq n_outputs"]], float]
-"""How good the outputs of a model are."""
+"""A function outputs -> score; larger is better."""
 
 
 def agreement(outputs: Float[Tensor, "n seq n_outputs"]) -> Score:
-    """Score by the share of positions with the same largest output as `outputs`; a single one is `explained`."""
+    """Score by the share of positions with the same argmax as `outputs`; by `explained` if there is one output."""
     if outputs.shape[-1] == 1:
         return explained(outputs)
     answers = outputs.argmax(-1)
@@ -20,7 +20,7 @@ def agreement(outputs: Float[Tensor, "n seq n_outputs"]) -> Score:
 
 
 def accuracy(labels: Tensor) -> Score:
-    """Score by the share of labelled positions that are answered right.
+    """Score by accuracy over labelled positions.
 
     Args:
         labels: classes (n, seq), -100 for none.
@@ -35,10 +35,10 @@ def accuracy(labels: Tensor) -> Score:
 
 
 def explained(labels: Tensor) -> Score:
-    """Score by the share of the labels' variance that the outputs explain, R^2, as training has it.
+    """Score by R^2, the share of the labels' variance that the outputs explain, defined as in training.
 
     Args:
-        labels: (n, seq, n_outputs), NaN for none; the variance is about the mean of each output.
+        labels: targets (n, seq, n_outputs), NaN for none; the variance is about the mean of each output.
     """
     labelled, wanted = ~labels.isnan(), labels.double()
     size = (wanted - wanted.nanmean((0, 1))).square()[labelled].sum()

@@ -1,9 +1,9 @@
-"""What softmax heads can do of a linear time-invariant map, and the attention mixers that do it.
+"""Convert linear time-invariant maps into softmax attention, and bound the error of heads without a sink.
 
-A softmax row sums to one, which costs two things. Without a sink a constant sequence comes out constant, so no number
-of heads gives a map with memory (`softmax_floor`). With a zero-value sink a row may sum to less, and any nonnegative
-law of the lag is exact; free signs cost at most one head more (`to_softmax_heads`). Derivations are in the docstrings;
-the question of how many heads an SSM needs is Ghodsi's (2512.15115).
+A softmax row sums to one. Without a sink, a constant sequence therefore stays constant, and no number of heads equals a
+map with memory (`softmax_floor`). With a zero-value sink a row may sum to less than one, and any nonnegative function
+of the lag is exact; arbitrary signs need at most one more head (`to_softmax_heads`). Derivations are in the docstrings.
+The question of how many heads an SSM needs is from Ghodsi (2512.15115).
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from zoo.theory.lags import check_lags, head_count, scaled, weighted_rows
 from zoo.validate import require_real
 
 LEAST_MARGIN = {torch.float64: 1e-3, torch.float32: 3e-2}
-"""The least cosine that the nonnegative cone must allow for k heads: its inverse multiplies the rounding error."""
+"""Smallest cosine in the nonnegative cone for which k heads are used; its inverse amplifies rounding errors."""
 
-_NEGLIGIBLE = 1e-15  # lags smaller than this, relative to the largest, are dropped: less than float64 resolves in y
-_TILT = 0.5  # how far the k nonnegative sequences lean from the positive one, as a part of how far they could
-_HEADROOM = 2.0  # normaliser over the largest sum of weights: leaves the last sink a logit without cancellation
+_NEGLIGIBLE = 1e-15  # relative size below which lags are dropped, since float64 does not resolve them in y
+_TILT = 0.5  # tilt of the k nonnegative sequences away from the positive one, relative to the largest possible
+_HEADROOM = 2.0  # normaliser over the largest sum of weights, so that the last sink logit does not cancel
 
 
 def to_softmax_heads(lags: Float[Tensor, "seq_len d_out d_in"]) -> Attention:
-    """Softmax attention that equals y_i = sum_tau G_tau x_{i - tau}, with k or k + 1 heads (one for k = 0).
+    """Build softmax attention that equals y_i = sum_tau G_tau x_{i - tau}, with k or k + 1 heads (one for k = 0).
 
-    One head, a relative bias log w(tau) and a sink of zero value and logit log(c - sum_{tau <= i} w(tau)) have the
-    normaliser c at every position i, so they weigh lag tau by w(tau) / c: any nonnegative sequence w is exact. Let R
-    be the span of the k coefficient sequences of the map.
+    A head with relative bias log w(tau) and a zero-value sink of logit log(c - sum_{tau <= i} w(tau)) has the
+    normaliser c at every position i, so it weighs lag tau by w(tau) / c: any nonnegative sequence w is exact. Let R be
+    the span of the k coefficient sequences of the map.
 
-    k heads: if the nonnegative sequences of R span R, which is to say that R holds a sequence that is positive at every
-        lag at which R is not zero. It leans towards k independent directions and stays positive.
-    k + 1 heads: otherwise. Each sequence is shifted by a constant until it is not negative, and one more head, which
-        averages evenly, takes the constants away.
+    k heads: if the nonnegative sequences of R span R, that is, if R contains a sequence that is positive at every lag
+        at which R is not zero. We tilt it towards k independent directions such that it stays positive.
+    k + 1 heads: otherwise. Each sequence is shifted by a constant until it is nonnegative, and one more head with
+        uniform weights subtracts the constants.
 
-    Queries and keys are zero and values are the input, shared by all heads (n_kv_heads = 1). Where the cone of
-    nonnegative sequences is so narrow that its use would cost digits (`LEAST_MARGIN`), k + 1 heads are taken.
-    Weights of zero are biases of -infinity.
+    Queries and keys are zero, and values are the input, shared by all heads (n_kv_heads = 1). If the cone of
+    nonnegative sequences is so narrow that precision would suffer (`LEAST_MARGIN`), we use k + 1 heads. Zero weights
+    are biases of -infinity.
 
     Args:
         lags: operators by lag, square.
@@ -50,14 +50,14 @@ def to_softmax_heads(lags: Float[Tensor, "seq_len d_out d_in"]) -> Attention:
 
     Raises:
         ValueError: lags that are not real, finite and non-empty, or so large that their heads overflow the dtype; d_out
-            other than d_in, which attention cannot have.
+            different from d_in, which attention does not support.
     """
     check_lags("to_softmax_heads", lags)
     seq_len, d_model, d_in = lags.shape
     if d_model != d_in:
         raise ValueError(
             f"to_softmax_heads: attention maps d_model to d_model, so lags must be square, got d_out={d_model}, "
-            f"d_in={d_in}; zoo.theory.to_heads takes any shape"
+            f"d_in={d_in}; zoo.theory.to_heads accepts any shape"
         )
     weights, value_maps = _nonnegative_heads(scaled(lags), head_count(lags), LEAST_MARGIN[lags.dtype])
     n_heads = len(weights)
@@ -88,22 +88,22 @@ def _nonnegative_heads(lags: Tensor, k: int, least_margin: float) -> tuple[Tenso
     """Return weights (n_heads, seq_len) >= 0 and value maps (n_heads, d_out, d_in) with sum_h w_h(tau) V_h = G_tau.
 
     Args:
-        lags: float64, of rank k.
-        k: heads, or one less.
+        lags: operators by lag, in float64 and of rank k.
+        k: rank of the lags; n_heads is k or k + 1 (1 for k = 0).
         least_margin: see `positive_combination`.
     """
     stack = lags.flatten(1)
     if k == 0:  # an attention layer has at least one head
         return stack.new_ones(1, len(stack)), stack.new_zeros(1, *lags.shape[1:])
     directions = torch.linalg.svd(stack, full_matrices=False).Vh[:k]
-    # Products with the rows themselves keep the relative precision of short lags in long ones; singular vectors do not.
+    # Products with the rows, unlike left singular vectors, keep the relative precision of small lags.
     sequences = stack @ directions.T
     size = sequences.norm(dim=1, keepdim=True)
     present = (size > _NEGLIGIBLE * size.max()).squeeze(1)
     sequences = torch.where(present[:, None], sequences, 0.0)
     positive = positive_combination(sequences[present] / size[present], least_margin)
     if positive is not None:
-        mix = _leaning(positive)
+        mix = _tilted(positive)
         weights, value_maps = sequences @ mix, torch.linalg.solve(mix, directions)
         weights = weights.clamp(min=0)
     else:
@@ -114,8 +114,8 @@ def _nonnegative_heads(lags: Tensor, k: int, least_margin: float) -> tuple[Tenso
     return weights.T, value_maps.view(-1, *lags.shape[1:])
 
 
-def _leaning(positive: Tensor) -> Tensor:
-    """(k, k): columns positive + _TILT q_h, the q_h being the corners of a regular simplex orthogonal to `positive`."""
+def _tilted(positive: Tensor) -> Tensor:
+    """Return (k, k) with columns positive + _TILT q_h; the q_h are corners of a simplex orthogonal to `positive`."""
     k = len(positive)
     across = torch.linalg.svd(positive[None]).Vh[1:]
     corners = torch.linalg.svd(torch.ones_like(positive)[None]).Vh[1:]
@@ -123,7 +123,7 @@ def _leaning(positive: Tensor) -> Tensor:
 
 
 def positive_combination(rows: Float[Tensor, "n_rows k"], least_margin: float) -> Float[Tensor, " k"] | None:
-    """Return the shortest c with rows @ c >= 1, for rows of unit length; None if none has 1 / |c| > least_margin.
+    """Return the shortest c with rows @ c >= 1, for rows of unit length; None unless 1 / |c| > least_margin.
 
     c exists if and only if zero is outside the convex hull of the rows; it is p / |p|^2 for the hull's point p nearest
     to zero. p is found as a nonnegative least-squares problem by the active-set method of Lawson and Hanson (Solving
@@ -141,7 +141,7 @@ def positive_combination(rows: Float[Tensor, "n_rows k"], least_margin: float) -
 
 
 def _nonnegative_least_squares(matrix: Tensor, target: Tensor) -> Tensor:
-    """argmin |matrix w - target| over w >= 0."""
+    """Return argmin |matrix w - target| over w >= 0."""
     w = matrix.new_zeros(matrix.shape[1])
     active = torch.zeros(matrix.shape[1], dtype=torch.bool, device=matrix.device)
     roundoff = 1e-14 * matrix.abs().max() * target.norm()
@@ -176,9 +176,9 @@ def ema_as_alibi(
     computes (1 - lambda) sum_tau lambda^tau v_{i - tau} at any length, without approximation.
 
     Args:
-        poles: one head each, strictly between 0 and 1.
-        B, C: y_i = sum_s C_s sum_tau poles_s^tau B_s x_{i - tau}. When both are absent, n_poles channels with an
-            average each: d_model = n_poles, y_i[c] = (1 - poles_c) sum_tau poles_c^tau x_{i - tau}[c].
+        poles: poles strictly between 0 and 1, one per head.
+        B, C: input and output map of y_i = sum_s C_s sum_tau poles_s^tau B_s x_{i - tau}. Default: one average per
+            channel, d_model = n_poles, y_i[c] = (1 - poles_c) sum_tau poles_c^tau x_{i - tau}[c].
 
     Returns:
         A mixer with position alibi and sink bos, n_poles heads, for sequences of any length.
@@ -192,7 +192,7 @@ def ema_as_alibi(
         worst = poles[~((poles > 0) & (poles < 1))][0].item()
         raise ValueError(
             f"ema_as_alibi: poles must lie strictly between 0 and 1, got {worst:g}; an ALiBi head weighs lag tau by "
-            "lambda^tau > 0 and must decay (to_softmax_heads takes other poles)"
+            "lambda^tau > 0 and must decay (to_softmax_heads accepts other poles)"
         )
     if (B is None) != (C is None):
         raise ValueError("ema_as_alibi: give both B and C, or neither")
@@ -220,22 +220,22 @@ def ema_as_alibi(
 
 
 def softmax_floor(lags: Float[Tensor, "seq_len d_out d_in"]) -> float:
-    """Return the relative squared error that no sink-free softmax heads with input-independent logits can beat.
+    """Return a lower bound on the relative squared error of sink-free softmax heads with input-independent logits.
 
-    The rows of sink-free heads sum to one, so sum_j W_ij = S is the same at every position i, whatever the logits. For
-    the map it is R_i = sum_{tau <= i} G_tau. The least change of row i that brings R_i to S spreads evenly over its
+    The rows of sink-free heads sum to one, so sum_j W_ij = S is the same at every position i, for any logits. The map
+    itself has R_i = sum_{tau <= i} G_tau. The smallest change of row i that turns R_i into S spreads evenly over its
     i + 1 entries and costs |S - R_i|^2 / (i + 1), so under white input
 
-        E|Y - Yhat|^2 >= min_S sum_i |S - R_i|_F^2 / (i + 1),   S = sum_i R_i / (i + 1) / sum_i 1 / (i + 1),
+        E|Y - Yhat|^2 >= min_S sum_i |S - R_i|_F^2 / (i + 1),   S = sum_i R_i / (i + 1) / sum_i 1 / (i + 1).
 
-    attained by k + 1 heads with free position logits. Logits that depend on the content can do better. The floor is
-    zero only for a map without memory (G_tau = 0 from lag 1 on).
+    k + 1 heads with free position logits attain the bound. Content-dependent logits can do better. The bound is zero
+    only for a map without memory (G_tau = 0 for tau >= 1).
 
     Args:
         lags: operators by lag, G_0 first; seq_len is the length of the sequences.
 
     Returns:
-        The floor over E|Y|^2 = sum_tau (seq_len - tau) |G_tau|_F^2, in [0, 1).
+        The bound divided by E|Y|^2 = sum_tau (seq_len - tau) |G_tau|_F^2, in [0, 1).
 
     Raises:
         ValueError: lags that are not real, finite and non-empty; a map whose output is zero.

@@ -1,4 +1,4 @@
-"""Spectrum and norms of a layer's operator at one input: exact if the layer is narrow, else estimated."""
+"""Spectrum and norms of a layer's operator at one input: exact for narrow layers, else estimated."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ REL_ERRORS = (0.1, 0.01, 0.001)
 """Relative errors (in norm) for which heads are counted."""
 
 SKETCH = 16
-"""Gaussian vectors over time with which the spectrum of a wide layer is sketched."""
+"""Gaussian vectors over time that sketch the spectrum of a wide layer."""
 
 _NORM_PROBES = 8
 
 
 class SpectrumRead(NamedTuple):
-    """Singular values of an operator span, and how they were read.
+    """Singular values of an operator span, and the method that read them.
 
     Attributes:
-        values: largest first; empty if the operator cannot be read, as of a module that marks no coefficients. Then
-            there are no heads, and the ranks are None.
-        limit: the largest rank that a sketch can show; None for every rank there is.
-        sources: number of source positions from which the values are estimated; None if no position is left out.
+        values: singular values, largest first; empty if the operator cannot be read, for example if a module marks no
+            coefficients. Then `heads` is empty and the ranks are None.
+        limit: the largest rank that the method can show; None if it is unlimited.
+        sources: number of source positions from which the values are estimated; None if all are read.
     """
 
     values: Float[Tensor, " singular"]
@@ -38,12 +38,12 @@ class SpectrumRead(NamedTuple):
 
     @property
     def rank(self) -> int | None:
-        """See `spectrum_rank`."""
+        """The interaction rank; see `spectrum_rank`."""
         return int(spectrum_rank(self.values)) if len(self.values) else None
 
     @property
     def effective_rank(self) -> float | None:
-        """See `zoo.theory.effective_rank`."""
+        """The effective rank; see `zoo.theory.effective_rank`."""
         return float(effective_rank(self.values)) if len(self.values) else None
 
     @property
@@ -55,11 +55,11 @@ class SpectrumRead(NamedTuple):
 def spectrum_at(
     layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"], seed: int = 0, sketch: int = SKETCH
 ) -> SpectrumRead:
-    """Return singular values of the operator span at x.
+    """Measure the singular values of the operator span at x.
 
-    Exact up to d_out * d_in = 1,024. A wider layer that mixes channel by channel is read by `channel_spectrum`; its
-    limit is None unless the sample has fewer rows than the layer has groups. Any other wide layer is read by a random
-    sketch, which understates slowly falling spectra (see `span_spectrum`).
+    They are exact up to d_out * d_in = 1,024. A wider layer that mixes channel by channel is read by
+    `channel_spectrum`; its rank is limited only if the sample has fewer rows than the span has dimensions. Other wide
+    layers are read by a random sketch, which underestimates slowly decaying spectra (see `span_spectrum`).
     """
     if layer.d_out * layer.d_model <= EXACT_SIZE:
         return SpectrumRead(span_spectrum(layer, x)[0])
@@ -82,10 +82,10 @@ def read_spectrum(layer: SequenceMixer, x: Tensor, seed: int = 0) -> SpectrumRea
 
 
 def operator_norms(layer: SequenceMixer, x: Float[Tensor, "1 seq d_model"]) -> Float[Tensor, "seq seq"]:
-    """||W_ij||_F of the layer's operator at x, a few rows at a time: the whole operator is never held.
+    """Return ||W_ij||_F of the layer's operator at x, a few rows at a time, without holding the operator.
 
-    Exact up to d_out = 8. Beyond, 8 Gaussian vectors g stand for the output channels, E ||g^T W_ij||^2 = ||W_ij||^2:
-    right within some tens of per cent, which a picture over decades does not show.
+    The norms are exact up to d_out = 8. Above, 8 Gaussian vectors g replace the output channels, E ||g^T W_ij||^2 =
+    ||W_ij||^2: an error of some tens of per cent, invisible in a picture over decades.
     """
     with replayed(layer, x) as held:
         if held.d_out <= _NORM_PROBES:

@@ -1,4 +1,4 @@
-"""Effective state size: how much of the past the future outputs of a layer use (Parnichkun et al. 2504.19561)."""
+"""Effective state size: the rank of the map from past inputs to future outputs (Parnichkun et al. 2504.19561)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class StateSize(NamedTuple):
     """Effective state size before each position.
 
     Attributes:
-        positions: i; the positions before it are the past.
-        rank: rank of the matrix from the inputs before i to the outputs from i on: a state of fewer numbers cannot
-            carry this layer's operator over from i - 1 to i.
-        entropy: exp of the entropy of its singular values divided by their sum, the same without a threshold.
+        positions: positions i; the inputs before i are the past.
+        rank: rank of the matrix from the inputs before i to the outputs from i on, the smallest state that can carry
+            this layer's operator from i - 1 to i.
+        entropy: exp of the entropy of its normalised singular values, a rank without a threshold.
     """
 
     positions: Int[Tensor, " positions"]
@@ -32,14 +32,15 @@ def effective_state_size(
     positions: Iterable[int] | None = None,
     rtol: float | None = None,
 ) -> StateSize:
-    """Return rank and entropy of W_{i:, :i}, for each position i.
+    """Return rank and entropy of W_{i:, :i} for each position i.
 
-    A recurrence never has more than the numbers of its state; attention has up to min(i, seq - i) times its width.
+    The rank of a recurrence is at most the size of its state; the rank of attention is up to min(i, seq - i) times its
+    width.
 
     Args:
-        operator: W as `interaction` returns it, with a batch or without.
-        positions: which i, between 1 and seq - 1; default all of them.
-        rtol: singular values below this fraction of the largest are zero; see `spectrum_rank`.
+        operator: W as `interaction` returns it, with or without a batch.
+        positions: the i, between 1 and seq - 1; default all of them.
+        rtol: singular values below this fraction of the largest count as zero; see `spectrum_rank`.
 
     Raises:
         ValueError: an operator of another shape, not real or not finite; a position outside the range; rtol outside
@@ -58,6 +59,6 @@ def effective_state_size(
         torch.linalg.svdvals(rows[..., i:, :, :i, :].flatten(-2).flatten(-3, -2)).to(operator.dtype) for i in chosen
     ]
     ranks = [torch.as_tensor(spectrum_rank(spectrum, rtol)) for spectrum in spectra]
-    # The energies of the square roots are the values themselves.
+    # `effective_rank` squares its input; here the entropy is of the values themselves.
     sizes = [torch.as_tensor(effective_rank(spectrum.sqrt()), dtype=operator.dtype) for spectrum in spectra]
     return StateSize(torch.tensor(chosen), torch.stack(ranks, dim=-1), torch.stack(sizes, dim=-1))

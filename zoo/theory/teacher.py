@@ -1,4 +1,4 @@
-"""Linear teachers whose head count is known by construction."""
+"""Linear time-invariant teachers with a known head count."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ def balanced_teacher(
     d_out: int | None = None,
     period: int | None = None,
 ) -> Float[Tensor, "seq_len d_out d_model"]:
-    """Lag operators that span exactly k dimensions, none of them negligible.
+    """Build lag operators that span exactly k dimensions, none of them negligible.
 
     G_tau = rho^tau sum_s f_s(tau) V_s over s = 1 ... k, with V_s orthonormal in the Frobenius product and f_s the first
     k functions of the real Fourier basis: 1, sqrt(2) cos(w_1 tau), sqrt(2) sin(w_1 tau), sqrt(2) cos(w_2 tau), ...,
-    where w_m = 2 pi m / period. These are orthonormal over a sequence of one period, so the singular values of the
-    stack decay slowly and the error of too few heads falls in visible steps; with random residues on real poles it is
-    negligible long before k.
+    where w_m = 2 pi m / period. The f_s are orthonormal over one period, so the singular values of the stack decay
+    slowly and the error falls in visible steps up to k heads; with random residues on real poles it would be negligible
+    long before.
 
-    It is a diagonal state space model: a pole rho, and for each m a pole rho e^(i w_m) with residue
-    (V_cos - i V_sin)/sqrt(2) and its conjugate, every pole realised by d_model states.
+    The teacher is a diagonal state space model: a pole rho, and for each m a pole rho e^(i w_m) with residue
+    (V_cos - i V_sin)/sqrt(2) and its conjugate; each pole takes d_model states.
 
     Args:
         k: dimension of the span, 1 <= k <= period and k <= d_out * d_model.
         d_model: channels of the input.
         seq_len: number of lags.
         rho: modulus of the poles, in (0, 1].
-        seed: of the residues.
-        d_out: channels of the output; d_model if not given.
-        period: lags in which the slowest oscillation turns once; seq_len if not given. To give it makes the teachers of
-            two lengths one system, seen for longer or shorter; fewer than k lags span fewer than k dimensions.
+        seed: seed of the residues.
+        d_out: channels of the output; default d_model.
+        period: period of the slowest oscillation, in lags; default seq_len. A fixed period makes teachers of different
+            lengths the same system; fewer than k lags span fewer than k dimensions.
 
     Returns:
         float64 (seq_len, d_out, d_model).
@@ -55,7 +55,7 @@ def balanced_teacher(
     period = seq_len if period is None else period
     if not 1 <= k <= d_out * d_model or k > period:
         raise ValueError(
-            "balanced_teacher: k must be >= 1, <= period (seq_len if not given) and <= d_out * d_model, "
+            "balanced_teacher: k must be >= 1, <= period (default seq_len) and <= d_out * d_model, "
             f"got k={k}, period={period}, d_out={d_out}, d_model={d_model}"
         )
     if not 0 < rho <= 1:
@@ -67,7 +67,7 @@ def balanced_teacher(
     poles = [complex(rho)]
     residues = [orthonormal[0].to(torch.complex128)]
     for m, cosine in enumerate(range(1, k, 2), start=1):
-        # An even k ends on a cosine without its sine: both poles then share one real residue.
+        # An even k ends on a cosine without a sine: both poles then share one real residue.
         sine = orthonormal[cosine + 1] if cosine + 1 < k else torch.zeros(d_out, d_model, dtype=torch.float64)
         residue = torch.complex(orthonormal[cosine], -sine) / math.sqrt(2)
         pole = cmath.rect(rho, 2 * math.pi * m / period)

@@ -1,8 +1,8 @@
-"""A layer cut to a few operators: how many of the heads that it spans does it use?
+"""Cut a layer to its best H operators, to find how many of the heads that it spans it uses.
 
-W_ij = sum_h a_h(i, j) V_h with orthonormal V_h, read as the leading right singular vectors of the stack of all
-vec(W_ij). The layer with W_ij replaced by its projection on the first H of them is its best copy with H heads, on the
-data from which the V_h were read (Eckart and Young); on other data the a_h are read anew and the V_h stay.
+W_ij = sum_h a_h(i, j) V_h, where the orthonormal V_h are the right singular vectors of the stack of all vec(W_ij).
+Projecting W_ij onto the first H of them gives the best copy of the layer with H heads (Eckart and Young), on the data
+from which the V_h were read. On other data the V_h are kept and the a_h recomputed.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from zoo.theory.rank import triangle
 from zoo.validate import require_positive
 
 SPARE = 4
-"""Random vectors for each operator that is asked for."""
+"""Random vectors per requested operator."""
 
 
 class Basis(NamedTuple):
     """Leading operators of a layer.
 
     Attributes:
-        operators: V_h, orthonormal, the one with the largest share first.
-        spectrum: the singular value of each.
-        norm: of all singular values, including the operators that were left out.
+        operators: V_h, orthonormal, by descending singular value.
+        spectrum: their singular values.
+        norm: norm of all singular values, including those of operators left out.
     """
 
     operators: Float[Tensor, "heads d_out d_in"]
@@ -45,17 +45,17 @@ class Basis(NamedTuple):
 def span_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: int | None = None) -> Basis:
     """Return the leading operators of the span of `layer` at `x`, over all sequences of the batch together.
 
-    Without a limit the rows vec(W_ij) are triangularised as they stream by, which is exact. With a limit on wide layers
-    they are first contracted with random vectors, four for each operator asked for, and then projected on their span
-    (Halko, Martinsson and Tropp 0909.4061): exact if the layer spans no more than that, near the best if it
-    spans more. Each reading takes batch * seq * d_in forward passes, many at a time. A wide layer that mixes channel by
-    channel (`zoo.theory.channels`) is read so, exactly, or from source positions drawn with seed 0 where all of them
-    would take more than 64 passes.
+    Without `n_heads`, and in narrow layers, the rows vec(W_ij) are triangularised as they stream by, which is exact. In
+    wide layers they are first contracted with four random vectors per requested operator, and then projected onto the
+    span (Halko, Martinsson and Tropp 0909.4061): exact if the layer spans no more than that, else near-optimal. Each
+    of the two readings takes batch * seq * d_in forward passes, many at a time. A wide layer that mixes channel by
+    channel (`zoo.theory.channels`) is read in fewer passes: exactly, or if that takes more than `PASSES` passes, from
+    source positions drawn with seed 0.
 
     Args:
-        layer: any layer that `interaction` takes.
-        x: where the operator is read.
-        n_heads: at most how many operators; default all above roundoff.
+        layer: any layer that `interaction` accepts.
+        x: input at which the operator is read.
+        n_heads: largest number of operators; default all above roundoff.
 
     Raises:
         OperatorError, ValueError: see `interaction`; n_heads that is not positive.
@@ -85,20 +85,20 @@ def span_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: in
 
 
 def _norm(rows: Tensor) -> float:
-    """Return the Frobenius norm, also of numbers whose squares overflow."""
+    """Return the Frobenius norm, even if squares of the entries overflow."""
     largest = float(rows.abs().max()) if rows.numel() else 0.0
     return largest * float((rows / largest).norm()) if largest else 0.0
 
 
 def _leading(rows: Tensor, dtype: torch.dtype, n_heads: int | None) -> tuple[Tensor, Tensor]:
-    """Return the singular values above roundoff in a dtype, at most `n_heads`, in it, and their right vectors."""
+    """Return the singular values above the roundoff of `dtype`, at most `n_heads`, and their right singular vectors."""
     _, spectrum, directions = torch.linalg.svd(rows, full_matrices=False)
     above = spectrum > RANK_RTOL[dtype] * spectrum[:1]
     return spectrum[above][:n_heads].to(dtype), directions[above][:n_heads]
 
 
 def _wide_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: int) -> Basis | None:
-    """Return the basis of a wide layer from the weights of its channels; None if it is narrow or has none."""
+    """Return the basis of a wide layer that mixes channel by channel; None for any other layer."""
     with _channels_of_wide(layer, x) as found:
         if found is None:
             return None
@@ -109,7 +109,7 @@ def _wide_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: i
 
 @contextmanager
 def _channels_of_wide(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Iterator[Channels | None]:
-    """`channelwise`, of layers whose rows are not all taken as they are."""
+    """Yield `channelwise(layer, x)` for a wide layer, and None for a narrow one, which is read exactly."""
     if getattr(layer, "d_out", x.shape[2]) * x.shape[2] <= EXACT_SIZE:
         yield None
         return
@@ -118,7 +118,7 @@ def _channels_of_wide(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> I
 
 
 def _rows(held: Replayed) -> Iterator[Float[Tensor, "rows d_out_d_in"]]:
-    """vec(W_ij) in float64, a few at a time, by forward passes, without the zeros of the future."""
+    """Yield vec(W_ij) in float64, a few at a time, by forward passes, without zero rows."""
     for _, block in held.columns():
         rows = block.double().flatten(3).flatten(0, 2)
         yield rows[rows.any(1)]
@@ -134,8 +134,8 @@ def cut(
 
     Args:
         layer: the layer; it runs in eval mode.
-        basis: of this layer, see `span_basis`.
-        x: its input.
+        basis: basis of this layer, see `span_basis`.
+        x: input of the layer.
 
     Raises:
         OperatorError, ValueError: see `interaction`; a basis of another shape.
@@ -147,7 +147,7 @@ def cut(
     with replayed(layer, x) as held:
         if basis.operators.shape[1:] != (held.d_out, held.d_in):
             raise ValueError(
-                f"the basis is of operators {tuple(basis.operators.shape[1:])}, the layer's are "
+                f"the basis has operators of shape {tuple(basis.operators.shape[1:])}, the layer has "
                 f"{(held.d_out, held.d_in)}: give the basis of this layer"
             )
         flat = basis.operators.flatten(1)
@@ -155,13 +155,13 @@ def cut(
 
 
 def _parts(basis: Basis, x: Tensor, shares: Iterable[Tensor]) -> Tensor:
-    """sum_j a_h(i, j) V_h x_j from the a_h of a few sources j at a time, (batch, sources, seq, heads), in order."""
+    """Return sum_j a_h(i, j) V_h x_j from chunks (batch, sources, seq, heads) of the a_h, in order of the sources."""
     of_heads = [rearrange(share, "batch source seq head -> head batch seq source") for share in shares]
     return torch.cat(of_heads, dim=3) @ torch.einsum("hpd,bjd->hbjp", basis.operators, x)
 
 
 class Truncated(nn.Module):
-    """A layer cut to its first `n_heads` operators, for as long as its parameters stay; see `truncate`."""
+    """A layer cut to the operators of a basis; see `truncate`. The basis is valid only for the layer's parameters."""
 
     def __init__(self, layer: nn.Module, basis: Basis) -> None:
         super().__init__()
@@ -172,33 +172,33 @@ class Truncated(nn.Module):
         return offset + parts.sum(0)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> Tensor:
-        """Return zeros (batch, 1): no position has been read yet."""
+        """Return zeros (batch, 1), the state before any position."""
         return torch.zeros(batch_size, 1, dtype=dtype, device=device)
 
     def stream(
         self, x: Float[Tensor, "batch seq d_in"], state: Tensor | None = None, lengths: Tensor | None = None
     ) -> tuple[Float[Tensor, "batch seq d_out"], Tensor]:
-        """Mix whole sequences, so that a block can contain the layer.
+        """Map whole sequences, through the interface that a block needs.
 
         Raises:
-            ValueError: a second chunk, or rows of several lengths.
+            ValueError: a second chunk, or `lengths`.
         """
         if lengths is not None or (state is not None and state.any()):
-            raise ValueError("a truncated layer maps whole sequences of one length: it takes no lengths and no state")
+            raise ValueError("a truncated layer maps whole sequences of one length: give no lengths and no state")
         return self(x), x.new_ones(len(x), 1)
 
 
 def truncate(layer: nn.Module, basis: Basis, n_heads: int | None = None) -> Truncated:
-    """`layer` with each W_ij replaced by its projection on the first `n_heads` operators of the basis.
+    """Return `layer` with each W_ij projected onto the first `n_heads` operators of the basis.
 
-    It maps (batch, seq, d_in) to (batch, seq, d_out) as the layer does and can replace it in a model or a block,
-    without gradients, for whole sequences. Each call reads the operator, at seq * d_in forward passes per sequence, or
-    at most seq of a wide layer that mixes channel by channel (`zoo.theory.channels`).
+    The result can replace the layer in a model or a block, without gradients and for whole sequences. Each call reads
+    the operator, in seq * d_in forward passes per sequence; a wide layer that mixes channel by channel needs at most
+    seq (`zoo.theory.channels`).
 
     Args:
         layer: the layer.
-        basis: of this layer, see `span_basis`.
-        n_heads: how many operators to keep, 0 for only c; default all of the basis.
+        basis: basis of this layer, see `span_basis`.
+        n_heads: number of operators to keep, 0 for only c; default all of the basis.
 
     Raises:
         ValueError: n_heads below zero or above the size of the basis.
@@ -206,5 +206,5 @@ def truncate(layer: nn.Module, basis: Basis, n_heads: int | None = None) -> Trun
     most = len(basis.operators)
     kept = most if n_heads is None else n_heads
     if not 0 <= kept <= most:
-        raise ValueError(f"n_heads must lie between 0 and {most}, the operators of the basis, got {n_heads}")
+        raise ValueError(f"n_heads must lie between 0 and {most}, the size of the basis, got {n_heads}")
     return Truncated(layer, basis._replace(operators=basis.operators[:kept], spectrum=basis.spectrum[:kept]))

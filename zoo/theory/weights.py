@@ -1,4 +1,4 @@
-"""The scalar weights of a layer's heads: y_i = sum_j w_ij v_j, head by head, as a mixer's core has them."""
+"""Read the scalar attention weights of each head or channel of any mixer: y_i = sum_j w_ij v_j."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from zoo.theory.operator import AFFINE_RTOL, POSITIONS_AT_ONCE, OperatorError, c
 def head_weights(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Float[Tensor, "batch heads seq seq"]:
     """Return the weights w_ij with which each head (or channel) of `layer` mixes its values over time, at `x`.
 
-    Exact, including decays and the removals of a delta rule: the attention of a recurrent layer as some libraries draw
-    it, q_i . k_j between the decays, leaves the removal out. The values are the inputs of the core. Steps before it (a
-    convolution of the values, SSD's dt) and after it (a gate, a norm, linear attention's division) are not in w;
-    `interaction` has all of them. Row i is about output i, column j about source j.
+    The weights are exact, including decays and the erasing step of a delta rule, which the usual picture of a recurrent
+    layer's attention, q_i . k_j times decays, leaves out. The values are the inputs of the core. Steps before the core
+    (a convolution of the values, SSD's dt) and after it (a gate, a norm, linear attention's division) are not in w;
+    `interaction` includes them. Row i is output i, column j is source j.
 
     Args:
-        layer: a mixer, or any layer that holds some; the heads of all of them are returned, in the order in which they
-            run. It runs in eval mode.
+        layer: a mixer, or any layer that contains mixers; the heads of all mixers are returned, in the order in which
+            they run. It runs in eval mode.
         x: input of the layer, in its dtype (float32 or float64) and on its device.
 
     Returns:
-        The weights: per head where the heads' channels share them, else per channel; `n_householder` of a head of
-        DeltaProduct, one after the other, since each step of a position writes a value of its own.
+        The weights: per head if the channels of a head share them, else per channel. A head of DeltaProduct has
+        `n_householder` entries, one after the other, because each of its steps writes its own value.
 
     Raises:
         OperatorError: no part of the layer has scalar weights, or a declared core has none.
@@ -48,7 +48,7 @@ def head_weights(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Float[
             f"no op of {type(layer).__name__} declares scalar weights per head or channel; "
             "zoo.theory.interaction(layer, x) gives its operator"
         )
-    # Of each core (batch, heads, parts_out, seq, seq of sources, parts_in).
+    # Per core: (batch, heads, parts_out, seq, seq of sources, parts_in).
     cores = [torch.cat([call.weights for call in calls]).movedim(0, 4) for calls in zip(*found, strict=True)]
     for weights, call in zip(cores, found[0], strict=True):
         _check(weights, call)
@@ -57,7 +57,7 @@ def head_weights(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Float[
 
 @contextmanager
 def _turning(layer: nn.Module, read: Reading) -> Iterator[None]:
-    """Say what reads backwards while it runs."""
+    """Set `read.backwards` while the backward mixer of a `Bidirectional` runs."""
 
     def turn(*_: object) -> None:
         read.backwards = not read.backwards
@@ -71,9 +71,9 @@ def _turning(layer: nn.Module, read: Reading) -> Iterator[None]:
 
 
 def _check(weights: Tensor, call: Call) -> None:
-    """Check that the weights reproduce the core's outputs for its own values."""
+    """Raise OperatorError unless the weights reproduce the core's outputs for its own values."""
     again = torch.einsum("bhoijs,bhjsp->bhoip", weights, call.values.to(weights.dtype))
     size = torch.einsum("bhoijs,bhjsp->bhoip", weights.abs(), call.values.abs().to(weights.dtype)).amax()
     miss = float((again - call.outputs).abs().amax() / size.clamp(min=torch.finfo(size.dtype).tiny))
     if not miss <= AFFINE_RTOL.get(weights.dtype, AFFINE_RTOL[torch.float32]):
-        raise OperatorError(f"{call.name} is no core of scalar weights: they miss its output by {miss:.1e}")
+        raise OperatorError(f"{call.name} is not a core of scalar weights: they miss its output by {miss:.1e}")

@@ -1,4 +1,4 @@
-"""A claim: a prediction with the function that measures it, and the sizes of the measurements."""
+"""The class `Claim`, a prediction with its measurement; the decorators that make one; and `Settings` of all claims."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Settings:
 
     Args:
         seed: seed of every draw.
-        n_seeds: number of repetitions, five or more, with other draws; medians are taken over them.
-        steps: steps of Adam in claims that train.
-        seq_len: length of gradient profiles and of the table of heads for an error. Rates are tail rates; below about
-            200 positions the tail is not yet reached.
-        ranks: interaction ranks of the teachers in the claims about head counts, from 1 to 16.
-        starts: starts of an optimiser of a loss that is not convex; n_seeds times as many for a minimum.
+        n_seeds: number of repetitions with different draws, five or more; medians are over these.
+        steps: Adam steps in claims that train.
+        seq_len: length of gradient profiles and of the table of heads for an error. Rates describe the tail, which
+            begins at about 200 positions.
+        ranks: interaction ranks, from 1 to 16, of the teachers in claims about head counts.
+        starts: random starts for a non-convex loss; times n_seeds where a minimum is sought.
         device: device of layers and tensors.
 
     Raises:
@@ -52,7 +52,7 @@ class Settings:
             raise ValueError(f"ranks must be integers from 1 to 16, at least one, got {self.ranks}")
 
     def generator(self, *stream: int) -> torch.Generator:
-        """Return a generator on the CPU, of this seed and of the numbers that tell one use from another."""
+        """Return a CPU generator for this seed and one use; the numbers in `stream` identify the use."""
         mixed = self.seed
         for use in stream:
             mixed = (mixed * 1_000_003 + use + 1) % (2**63 - 1)
@@ -68,20 +68,20 @@ class Claim(Prediction):
     """A prediction of the theory.
 
     Args:
-        measure: makes the measurement by which the claim is judged.
+        measure: function that measures the evidence for the claim.
     """
 
     measure: Callable[[Settings], Evidence]
 
 
 Findings: TypeAlias = Iterator[Check | Panel]
-"""Checks, and plots, that a measurement yields."""
+"""The checks and plots that a measurement yields."""
 
 
 def claim(
     statement: str, source: str, refuted_by: str, slogan: bool = False
 ) -> Callable[[Callable[[Settings], Findings]], Claim]:
-    """Return a decorator that turns a measuring function into a `Claim` of its name, with these attributes."""
+    """Decorate a measuring function: it becomes a `Claim` with its name and these attributes."""
 
     def named(measure: Callable[[Settings], Findings]) -> Claim:
         def gathered(settings: Settings) -> Evidence:
@@ -95,9 +95,9 @@ def claim(
 
 
 def redrawn(measure: Callable[[Settings], Findings]) -> Callable[[Settings], Findings]:
-    """Return a measurement whose exact checks are repeated with n_seeds seeds and become checks of samples.
+    """Decorate a measurement with exact checks: it is repeated with n_seeds seeds, and its checks get an interval.
 
-    Its plots are those of the first seed.
+    Plots show the first seed.
     """
 
     @wraps(measure)

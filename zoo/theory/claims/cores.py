@@ -1,7 +1,7 @@
-"""The mechanisms that claims speak about, bare: no projections, convolutions or norms around them.
+"""Minimal cores that the claims measure: one mechanism each, without the convolutions and norms of a mixer.
 
-Each is written from its recurrence, position by position, with its coefficients marked; `zoo.theory.interaction` reads
-off the rest. They are for sequences of tens of positions in float64.
+Each core is a loop over positions, written from its recurrence with its coefficients marked, so that
+`zoo.theory.interaction` can read its operator. They are meant for tens of positions in float64.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Rule = Callable[[Float[Tensor, "batch seq d_in"]], Float[Tensor, "batch seq d_ou
 
 
 class Core(nn.Module):
-    """A rule as a layer.
+    """A function on sequences as a layer.
 
     Args:
         d_model: width of the input.
-        rule: the map.
-        parts: layers that the rule calls, so that their mode and their parameters are the core's.
-        like: a tensor whose dtype and device the input has; where there are no parts to tell.
+        rule: the function.
+        parts: layers that the function calls, registered as submodules.
+        like: a tensor with the dtype and device of the input; needed if there are no parts.
     """
 
     def __init__(self, d_model: int, rule: Rule, parts: Sequence[nn.Module] = (), like: Tensor | None = None) -> None:
@@ -47,13 +47,13 @@ class Core(nn.Module):
 
 
 def drawn(settings: Settings, build: Callable[[], M], *stream: int) -> M:
-    """Build the module, its parameters drawn from the settings' seed, in float64 on their device."""
+    """Build a module with parameters drawn from the settings' seed, in float64 on the settings' device."""
     seed = settings.generator(*stream).initial_seed()
     return drawn_from(seed, lambda _: build()).double().to(settings.device)
 
 
 class Draw:
-    """Normal draws in float64, on the device of the settings, one after the other."""
+    """A stream of standard normal draws in float64, on the device of the settings."""
 
     def __init__(self, settings: Settings, *stream: int) -> None:
         self.generator, self.device = settings.generator(*stream), settings.device
@@ -62,12 +62,12 @@ class Draw:
         return torch.randn(shape, generator=self.generator, dtype=torch.float64).to(self.device)
 
     def square(self, width: int, d_in: int) -> Tensor:
-        """(width, d_in) that keeps the size of a vector."""
+        """Return a random (width, d_in) that preserves the scale of vectors."""
         return self(width, d_in) / d_in**0.5
 
 
 def drawn_system(draw: Draw, poles: Tensor, d_out: int, d_in: int, seq_len: int) -> Tensor:
-    """Lag operators with these poles and drawn residues; complex poles are completed by their conjugates."""
+    """Return lag operators with these poles and random residues; complex poles get their conjugates."""
     n = len(poles)
     b, c = draw(n, d_in), draw(d_out, n)
     if not poles.is_complex():
@@ -76,19 +76,19 @@ def drawn_system(draw: Draw, poles: Tensor, d_out: int, d_in: int, seq_len: int)
 
 
 def conjugated(poles: Tensor, b: Tensor, c: Tensor, seq_len: int) -> Tensor:
-    """Lag operators of complex poles and maps together with their conjugates."""
+    """Return the lag operators of complex poles and maps, completed by their conjugates."""
     poles, b, c = torch.cat((poles, poles.conj())), torch.cat((b, b.conj())), torch.cat((c, c.conj()), dim=1)
     return lag_operators(poles, b, c, seq_len)
 
 
 def toeplitz(sequence: Float[Tensor, "*shape seq"]) -> Float[Tensor, "*shape seq seq"]:
-    """Return the causal matrix whose entry (i, j) is that of lag i - j."""
+    """Return the causal matrix whose entry (i, j) is `sequence[i - j]`."""
     lag = torch.arange(sequence.shape[-1], device=sequence.device)
     return sequence[..., (lag[:, None] - lag).clamp(min=0)].tril()
 
 
 def gated_linear_attention(draw: Draw, d_model: int, d_key: int) -> Core:
-    """S_t = diag(a_t) S_{t-1} + k_t v_t^T, y_t = S_t^T q_t, a decay per key channel (Yang et al. 2312.06635)."""
+    """Gated linear attention: S_t = diag(a_t) S_{t-1} + k_t v_t^T, y_t = S_t^T q_t (Yang et al. 2312.06635)."""
     to_q, to_k, to_a = (draw.square(d_key, d_model) for _ in range(3))
     to_v = draw.square(d_model, d_model)
 
@@ -104,11 +104,11 @@ def gated_linear_attention(draw: Draw, d_model: int, d_key: int) -> Core:
 
 
 def delta_rule(to_q: Tensor, to_k: Tensor, to_v: Tensor, step: Rule) -> Core:
-    """S_t = (I - b_t k_t k_t^T) S_{t-1} + b_t k_t v_t^T, y_t = S_t^T q_t, unit keys (Yang et al. 2406.06484).
+    """Delta rule with unit keys: S_t = (I - b_t k_t k_t^T) S_{t-1} + b_t k_t v_t^T, y_t = S_t^T q_t (2406.06484).
 
     Args:
         to_q, to_k, to_v: projections of the input, (d_key, d_model) and (d_value, d_model).
-        step: the input's b_t, (batch, seq, 1).
+        step: function from the input to b_t, (batch, seq, 1).
     """
 
     def rule(x: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ def delta_rule(to_q: Tensor, to_k: Tensor, to_v: Tensor, step: Rule) -> Core:
 
 
 def drawn_delta_rule(draw: Draw, d_model: int) -> Core:
-    """Return a delta rule with drawn projections and b_t = 2 sigmoid(w x_t)."""
+    """Delta rule with random projections and b_t = 2 sigmoid(w x_t)."""
     to_q, to_k, to_v = (draw.square(d_model, d_model) for _ in range(3))
     to_b = draw.square(1, d_model)
     return delta_rule(to_q, to_k, to_v, lambda x: 2 * torch.sigmoid(x @ to_b.T))
@@ -134,16 +134,19 @@ def drawn_delta_rule(draw: Draw, d_model: int) -> Core:
 def written_delta_rule(
     draw: Draw, d_model: int, n_heads: int, d_key: int, d_value: int, erase: int, write: int
 ) -> Core:
-    """S_t = (I - k_t (e_t * k_t)^T) diag(a_t) S_{t-1} + k_t (w_t * v_t)^T, y_t = S_t^T q_t, heads side by side.
+    """Delta rule with decay, erase and write gates, for several heads.
 
-    With one erase and one write gate for each head the recurrence of Kimi Delta Attention (2510.26692), but that the
-    two are drawn apart; with d_key and d_value of them that of Gated DeltaNet 2 (2605.22791).
+        S_t = (I - k_t (e_t * k_t)^T) diag(a_t) S_{t-1} + k_t (w_t * v_t)^T,   y_t = S_t^T q_t
+
+    With one erase and one write gate per head this is the recurrence of Kimi Delta Attention (2510.26692), except that
+    the two gates are independent; with d_key and d_value gates per head, the recurrence of Gated DeltaNet 2
+    (2605.22791).
 
     Args:
-        draw: of the projections.
+        draw: source of the projections.
         d_model, n_heads, d_key, d_value: widths.
-        erase: erase gates of a head, 1 or d_key.
-        write: write gates of a head, 1 or d_value.
+        erase: erase gates per head, 1 or d_key.
+        write: write gates per head, 1 or d_value.
     """
     to_q, to_k, to_a = (draw.square(n_heads * d_key, d_model) for _ in range(3))
     to_e, to_w = draw.square(n_heads * erase, d_model), draw.square(n_heads * write, d_model)
@@ -165,7 +168,7 @@ def written_delta_rule(
 
 
 def state_space_duality(draw: Draw, d_model: int, n_heads: int, d_state: int) -> Core:
-    """Mamba-2: a scalar decay per head, channels split among heads (Dao and Gu 2405.21060)."""
+    """Mamba-2's SSM: a scalar decay per head, channels split among heads (Dao and Gu 2405.21060)."""
     to_b, to_c = draw.square(d_state, d_model), draw.square(d_state, d_model)
     to_a = draw.square(n_heads, d_model)
 
@@ -182,13 +185,13 @@ def state_space_duality(draw: Draw, d_model: int, n_heads: int, d_state: int) ->
 
 
 def selective_core(draw: Draw, d_inner: int, d_state: int) -> Core:
-    """Mamba-1's scan by itself: a decay per channel and state (Gu and Dao 2312.00752)."""
+    """Mamba-1's selective scan: a decay per channel and state (Gu and Dao 2312.00752)."""
     to_dt = draw.square(d_inner, d_inner)
     return _scan(draw, d_inner, d_state, lambda x: x @ to_dt.T - 2)
 
 
 def switched_core(draw: Draw, d_inner: int, d_state: int, dt: tuple[float, float]) -> Core:
-    """Mamba-1's scan with a switch: dt = softplus(x[0] + b), b such that dt lies in the range `dt` when x[0] = 0."""
+    """Mamba-1's scan with channel 0 as a switch: dt = softplus(x[0] + b), with dt in the range `dt` for x[0] = 0."""
     log_steps = torch.linspace(math.log(dt[0]), math.log(dt[1]), d_inner, dtype=torch.float64, device=draw.device)
     offset = log_steps.exp().expm1().log()
     return _scan(draw, d_inner, d_state, lambda x: x[..., :1] + offset)
@@ -207,7 +210,7 @@ def _scan(draw: Draw, d_inner: int, d_state: int, step: Rule) -> Core:
 
 
 def recurrent_network(draw: Draw, d_model: int, d_state: int) -> Core:
-    """h_t = tanh(U h_{t-1} + W x_t), y_t = C h_t."""
+    """Vanilla RNN: h_t = tanh(U h_{t-1} + W x_t), y_t = C h_t."""
     recurrent, into, out = 0.6 * draw(d_state, d_state), draw(d_state, d_model), draw(d_model, d_state)
 
     def rule(x: Tensor) -> Tensor:
@@ -221,12 +224,12 @@ def recurrent_network(draw: Draw, d_model: int, d_state: int) -> Core:
 
 
 def gated(layer: SequenceMixer | Core, gate: Rule) -> Core:
-    """gate(x) * layer(x): all of the gate is a coefficient."""
+    """Gated layer: gate(x) * layer(x), with the whole gate as a coefficient."""
     return Core(layer.d_model, lambda x: coefficient(gate(x)) * layer(x), [layer])
 
 
 def needle_attention(to_value: Tensor, sharpness: float) -> Core:
-    """softmax_j(sharpness x_i[1] x_j[0]) V x_j, causal: channel 0 of a position is its key, channel 1 its query."""
+    """Causal attention softmax_j(sharpness x_i[1] x_j[0]) V x_j: channel 0 is the key, channel 1 the query."""
 
     def rule(x: Tensor) -> Tensor:
         query, key = coefficient(x[..., 1:2]), coefficient(x[..., 0:1])
@@ -238,7 +241,7 @@ def needle_attention(to_value: Tensor, sharpness: float) -> Core:
 
 
 def moving_average(to_value: Tensor, rho: float) -> Core:
-    """y_i = (1 - rho) sum_tau rho^tau V x_{i - tau}."""
+    """Exponential moving average: y_i = (1 - rho) sum_tau rho^tau V x_{i - tau}."""
 
     def rule(x: Tensor) -> Tensor:
         weights = (1 - rho) * rho ** torch.arange(x.shape[1], dtype=x.dtype, device=x.device)
@@ -248,9 +251,10 @@ def moving_average(to_value: Tensor, rho: float) -> Core:
 
 
 def averaging_stack(poles: Tensor, maps: Sequence[Tensor]) -> Core:
-    """x <- A(V x) for each map V in turn; A averages each channel with its pole a: sum_tau max(1 - a, 1/n) a^tau.
+    """Stack of averages: x <- A(V x) for each map V; A averages each channel with its pole a.
 
-    A pole of one gives the running sum over n, the number of positions, and a pole of zero the channel itself.
+    The weights are max(1 - a, 1/n) a^tau for n positions: a pole of one gives the running sum divided by n, a pole of
+    zero the channel itself.
     """
 
     def rule(x: Tensor) -> Tensor:
@@ -265,7 +269,7 @@ def averaging_stack(poles: Tensor, maps: Sequence[Tensor]) -> Core:
 
 
 def normed_stack(layers: Sequence[SequenceMixer | Core], residual: bool) -> Core:
-    """Stack layers of one width, each on root-mean-square-normed input, with residuals or without."""
+    """Stack of layers of one width, each after an RMS norm, with or without residuals."""
 
     def rule(x: Tensor) -> Tensor:
         for layer in layers:

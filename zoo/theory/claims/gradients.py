@@ -1,4 +1,4 @@
-"""Claims about how far back gradients reach: J(tau) = ||d y_n / d x_{n - tau}||_F from the true Jacobian, float64."""
+"""Claims about gradients against distance: J(tau) = ||d y_n / d x_{n - tau}||_F, the true Jacobian, in float64."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _SOURCE = "Ghodsi, arXiv 2512.15115 (gradient highway)"
 _D_MODEL = 16
 _RHO = 0.9
 _SHARPNESS = 16.0
-_WINDOW = 1024  # over longer ones diagonal_ssm as initialised does attenuate: J(4,096) / J(1) is .002
-_CLOSED = -12.0  # softplus(-12 + b) is then e^-12 (e^dt - 1), dt the step size where the switch is neutral
-_CLOSED_RATES = (-1.6e-5, -6.4e-7)  # that times A, of dt = .5 with A = -4 and of dt = .1 with A = -1
+_WINDOW = 1024  # in longer windows a fresh diagonal_ssm does attenuate: J(4,096) / J(1) is .002
+_CLOSED = -12.0  # closes the switch: softplus(-12 + b) is e^-12 (e^dt - 1), where dt is the step at a neutral switch
+_CLOSED_RATES = (-1.6e-5, -6.4e-7)  # that step times A, for dt = .5 with A = -4 and for dt = .1 with A = -1
 
 
 def profile_of(
@@ -40,7 +40,7 @@ def profile_of(
     make_input: MakeInput | None = None,
     seq_len: int | None = None,
 ) -> GradientProfile:
-    """Return the profile of layers made from a seed, in float64 on the settings' device."""
+    """Measure the profile of layers made from a seed, in float64 on the settings' device."""
     return gradient_profile(
         lambda seed: make_layer(seed).double().to(settings.device),
         make_input,
@@ -50,7 +50,7 @@ def profile_of(
 
 
 def _panel(title: str, profiles: Mapping[str, GradientProfile]) -> Panel:
-    """J against distance, the median of the seeds, from distance one on."""
+    """Plot the median of J over seeds against distance, from distance one on."""
     curves = []
     for label, profile in profiles.items():
         medians = profile.values.double().quantile(0.5, dim=0)
@@ -60,13 +60,13 @@ def _panel(title: str, profiles: Mapping[str, GradientProfile]) -> Panel:
 
 
 def _level(profile: GradientProfile, beyond: float = 0.25) -> Samples:
-    """Return the median of J over the distances from this share of the sequence on, by seed."""
+    """Return by seed the median of J over distances from `beyond` times the length on."""
     far = profile.distances >= beyond * profile.seq_len
     return _by_seed(profile.values[:, far].double().quantile(0.5, dim=1))
 
 
 def _exponent(levels: Mapping[int, Samples]) -> Samples:
-    """Return the exponent p of a level n^p, from the shortest to the longest length, by seed."""
+    """Return by seed the exponent p of levels n^p, from the shortest to the longest length."""
     (short, first), *_, (long, last) = levels.items()
     return paired(lambda a, b: math.log(b / a) / math.log(long / short), first, last)
 
@@ -76,20 +76,20 @@ def _by_seed(values: Tensor) -> Samples:
 
 
 def _end_over_start(profile: GradientProfile) -> tuple[str, Samples]:
-    """Return J at the last distance over J at the first from one on, by seed, and its name."""
+    """Return the name and, by seed, the value of J at the last distance over J at the first distance >= 1."""
     start = int((profile.distances >= 1).long().argmax())
     first, last = (int(profile.distances[at]) for at in (start, -1))
     return f"J({last}) / J({first})", _by_seed(profile.values[:, -1] / profile.values[:, start])
 
 
 def _rate(profile: GradientProfile) -> Estimate:
-    """Return the rate per token, with its interval."""
+    """Return the decay rate per token, with its interval."""
     found = decay_rate(profile)
     return Estimate(found.rate, *found.interval)
 
 
 def real_poles(poles: Tensor) -> DiagonalSSM:
-    """Return a `diagonal_ssm` with these real poles in (0, 1), input and output maps as drawn."""
+    """Return a `diagonal_ssm` with these real poles in (0, 1) and its initial input and output maps."""
     mixer = DiagonalSSM(_D_MODEL, len(poles), init="real_log").double()
     rates = {"log_rate": (-poles.log()).log(), "log_dt": torch.zeros_like(poles)}
     mixer.load_state_dict({**mixer.state_dict(), **rates})
@@ -99,7 +99,7 @@ def real_poles(poles: Tensor) -> DiagonalSSM:
 @claim(
     "The gradient through a time-invariant SSM decays exponentially, at log rho per token for spectral radius rho.",
     _SOURCE,
-    "A tail rate whose interval leaves log rho by more than 1 %.",
+    "A tail rate whose interval is more than 1 % away from log rho.",
 )
 def gradient_lti(settings: Settings) -> Findings:
     """Measure rates of SSMs with a known spectral radius."""
@@ -113,10 +113,10 @@ def gradient_lti(settings: Settings) -> Findings:
 
 
 def needle_in_noise(seq_len: int, others: float, channel: int, last: float) -> MakeInput:
-    """Draw noise and a needle: channel 0 is one at the needle and `others` elsewhere; the last position has `last`.
+    """Return a generator of inputs: noise with a needle at the given distance from the end.
 
-    Attention takes channel 0 for the key and channel 1 of the last position for the query; a switched core takes
-    channel 0 for the switch.
+    Channel 0 is one at the needle and `others` elsewhere; `channel` of the last position is set to `last`. Attention
+    uses channel 0 as key and channel 1 of the last position as query; a switched core uses channel 0 as its switch.
     """
 
     def make(generator: torch.Generator, distance: int) -> Tensor:
@@ -131,11 +131,10 @@ def needle_in_noise(seq_len: int, others: float, channel: int, last: float) -> M
 
 
 @claim(
-    "The gradient through attention does not depend on distance: a selected position reaches the end whole, an "
-    "unselected one at a level proportional to 1/n.",
+    "The gradient through attention does not depend on distance: it is of order one from a selected position, and of "
+    "order 1/n from an unselected one.",
     _SOURCE,
-    "An interval of the rate that leaves ±0.1/n on a needle or ±1/n on noise, or a level on noise that is not about "
-    "n^-1.",
+    "A rate whose interval exceeds ±0.1/n on a needle or ±1/n on noise, or a level on noise that is not about n^-1.",
 )
 def gradient_attention(settings: Settings) -> Findings:
     """Measure attention on a needle and on noise."""
@@ -159,7 +158,7 @@ def gradient_attention(settings: Settings) -> Findings:
 
 
 def between_gates(settings: Settings, seq_len: int, between: float) -> GradientProfile:
-    """Profile selective cores with a switch, `between` from needle to end; step sizes .1 to .5 where it is neutral."""
+    """Profile switched cores whose switch is `between` from needle to end; step sizes are .1 to .5 at a neutral one."""
 
     def make(seed: int) -> Core:
         return switched_core(Draw(settings, 70, seed), _D_MODEL, 4, (0.1, 0.5))
@@ -168,15 +167,14 @@ def between_gates(settings: Settings, seq_len: int, between: float) -> GradientP
 
 
 @claim(
-    "Through a selective SSM whose gates are closed between two tokens (dt near 0), the gradient falls as its states "
-    "do, by dt |A|: between 6.4e-7 and 1.6e-5 per token with the steps and rates of this core. The rate is measured "
-    "over the length of the settings, by default 256 tokens; that the gradient lasts for about 10^5 tokens is "
-    "extrapolated from there.",
+    "If the gates of a selective SSM are closed between two tokens (dt near 0), the gradient decays like its states, "
+    "by dt |A|: between 6.4e-7 and 1.6e-5 per token for this core. The rate is measured over the length of the "
+    "settings, by default 256 tokens; a reach of about 10^5 tokens is extrapolated from it.",
     "h_t = exp(dt A) h_{t-1} + dt B u with dt near zero; Gu and Dao, arXiv 2312.00752",
-    "An interval of the rate that leaves the limits that dt A sets with gates closed, or no decay with gates open.",
+    "A rate whose interval leaves the range of dt A with gates closed, or no decay with gates open.",
 )
 def gradient_closed_gates(settings: Settings) -> Findings:
-    """Measure a selective core between closed gates and between open ones."""
+    """Measure a selective core with closed and with open gates."""
     n = settings.seq_len
     closed, open_ = (between_gates(settings, n, between) for between in (_CLOSED, 0.0))
     kept, ratio = _end_over_start(closed)
@@ -192,7 +190,7 @@ def _average() -> Core:
 
 
 def averages(n_layers: int, residual: bool, attention_at: int | None = None) -> Core:
-    """Stack moving averages of rate rho on normed input, one of the layers replaced by attention."""
+    """Stack moving averages with pole rho, each after a norm; layer `attention_at` is attention."""
     layers = [_average() if at != attention_at else Attention(_D_MODEL, 4).double() for at in range(n_layers)]
     return normed_stack(layers, residual)
 
@@ -200,12 +198,12 @@ def averages(n_layers: int, residual: bool, attention_at: int | None = None) -> 
 @claim(
     "One attention layer puts a floor of order 1/n under the gradient of a stack of decaying layers.",
     _SOURCE,
-    "A rate outside ±1/n, a level below 0.1/n or not about n^-1, or a stack without attention that comes within 1 % of "
-    "it. Levels are those of the far quarter: over the far three quarters, the window first measured, they go as "
-    "n^-1.36.",
+    "A rate outside ±1/n, a level below 0.1/n or not about n^-1, or a stack without attention that reaches 1 % of the "
+    "level. Levels are medians over the far quarter; over the far three quarters, the window we measured first, they "
+    "fall as n^-1.36.",
 )
 def gradient_hybrid(settings: Settings) -> Findings:
-    """Measure four residual layers of moving averages, with one attention layer and without."""
+    """Measure four residual layers of moving averages, with and without an attention layer among them."""
     n = settings.seq_len
     alone = profile_of(settings, lambda _: averages(4, residual=True))
     hybrids = {
@@ -215,8 +213,8 @@ def gradient_hybrid(settings: Settings) -> Findings:
     hybrid, levels = hybrids[n], {length: _level(profile, 0.75) for length, profile in hybrids.items()}
     far, without = levels[n], _level(alone, 0.75)
     yield within(f"one attention layer of four, n = {n}: rate per token", _rate(hybrid), -1 / n, 1 / n)
-    # The window was chosen after a measurement: over the far three quarters, where the averages have not decayed at
-    # the shorter lengths, the exponent came out at -1.36 (interval -1.42 to -1.26), outside of these limits.
+    # We chose this window after a measurement: over the far three quarters the exponent was -1.36 (interval -1.42 to
+    # -1.26), outside the limits, because the averages have not decayed there at the shorter lengths.
     yield at_least(f"level of J at the far quarter, times n = {n}", paired(lambda level: level * n, far), 0.1)
     yield within(f"its exponent in n, from {n // 4} to {n}", _exponent(levels), -1.2, -0.8)
     yield at_most("the same without attention, over the level with it", paired(lambda a, b: a / b, without, far), 1e-2)
@@ -225,18 +223,18 @@ def gradient_hybrid(settings: Settings) -> Findings:
 
 
 @claim(
-    "Residuals keep the exponent: L layers that decay at log rho give tau^(L-1) rho^tau with residuals or without.",
+    "Residuals do not change the exponent: L layers that decay at log rho give tau^(L-1) rho^tau with or without them.",
     "Binomial expansion of (I + A)^L",
     "A rate whose interval is more than 6 % off the rate of tau^(L-1) rho^tau on the same window, L = 1, 2, 4.",
 )
 def gradient_residuals(settings: Settings) -> Findings:
-    """Measure stacks of moving averages of growing depth, with residuals and without."""
+    """Measure stacks of moving averages of growing depth, with and without residuals."""
     profiles = {}
     for n_layers in (1, 2, 4):
         for residual in (False, True):
             name = f"{n_layers} averages, {'residual' if residual else 'plain'}"
             profile = profiles[name] = profile_of(settings, lambda _, n=n_layers, r=residual: averages(n, r))
-            # L averages in a row weigh lag tau by about tau^(L - 1) rho^tau: the power bends the line in this window.
+            # L averages weigh lag tau by about tau^(L - 1) rho^tau; the power changes the rate in this window.
             taus = profile.distances.double()
             law = (taus.clamp(min=1).log() * (n_layers - 1) + taus * math.log(_RHO)).exp()
             predicted = decay_rate(profile._replace(values=law.expand(FEWEST_SEEDS, -1))).rate
@@ -245,22 +243,22 @@ def gradient_residuals(settings: Settings) -> Findings:
 
 
 def likeness(layer: Core, x: Tensor) -> float:
-    """Return the mean cosine of neighbouring tokens after the layer, in the second half of the sequences."""
+    """Return the mean cosine between neighbouring tokens after the layer, in the second half of the sequences."""
     with torch.no_grad():
         directions = nn.functional.normalize(layer(x), dim=2)[:, x.shape[1] // 2 :]
     return (directions[:, 1:] * directions[:, :-1]).sum(2).mean().item()
 
 
 @claim(
-    "In a stack of averages a channel with A = 1 keeps the gradient from falling with distance, one with A = 0 keeps "
-    "neighbouring tokens from becoming alike, and neither does the other's work. If the layers mix channels (drawn "
-    "orthogonal maps, no residual), A = 1 still does its work and A = 0 does not.",
+    "In a stack of averages, a channel with A = 1 prevents the decay of the gradient, and one with A = 0 prevents "
+    "over-smoothing, where neighbouring tokens become alike; each has only its own effect. If the layers mix channels "
+    "(random orthogonal maps, no residual), A = 1 still works and A = 0 does not.",
     "Wang et al., arXiv 2501.00658; four layers of linear averages over 8 channels",
-    "A gradient that falls with A = 1, tokens with a cosine above 0.5 with A = 0 and channels apart, below 0.9 with "
-    "channels mixed, or a stack without these channels that does as well.",
+    "A gradient that decays with A = 1; a cosine between neighbouring tokens above 0.5 with A = 0 and channels apart, "
+    "or below 0.9 with channels mixed; or a stack without these channels that does as well.",
 )
 def polarised_channels(settings: Settings) -> Findings:
-    """Measure four layers of averages with a channel of pole one, one of pole zero, both and neither."""
+    """Measure four layers of averages with a channel of pole one, a channel of pole zero, both, and none."""
     n, d_model, n_layers = 128, 8, 4
     profiles = {}
     for mixed in (False, True):
@@ -292,14 +290,14 @@ def polarised_channels(settings: Settings) -> Findings:
 
 
 @claim(
-    "'SSMs attenuate: over a long window their gradient vanishes' (J at its end below 1 % of J(1), windows of up to "
-    "1,024 tokens).",
+    "'SSMs attenuate: over a long window their gradient vanishes' (J at the end of the window below 1 % of J(1), for "
+    "windows of up to 1,024 tokens).",
     "The dichotomy of attention and SSMs read as a law",
-    "SSMs whose gradient stays: poles near one, the usual initialisation, closed gates.",
+    "SSMs whose gradient does not decay: poles near one, the usual initialisation, closed gates.",
     slogan=True,
 )
 def slogan_ssm_attenuates(settings: Settings) -> Findings:
-    """Measure three SSMs whose gradients hardly fall over the window."""
+    """Measure three SSMs whose gradients hardly decay over the window."""
     n = min(settings.seq_len, _WINDOW)
     slow = torch.full((4,), 1 - 1 / (4 * n), dtype=torch.float64)
     profiles = {
@@ -314,17 +312,18 @@ def slogan_ssm_attenuates(settings: Settings) -> Findings:
 
 
 @claim(
-    "'A selective SSM lies between a fixed SSM and attention' (here: in how its gradient decays, step sizes alike).",
+    "'A selective SSM lies between a fixed SSM and attention' (here: by the decay rate of its gradient, at equal step "
+    "sizes).",
     "The usual ordering of the three; for recall it depends on state size, initialisation and schedule",
     "A selective SSM whose gradient decays faster than the fixed one's.",
     slogan=True,
 )
 def slogan_selective_between(settings: Settings) -> Findings:
-    """Measure rates of a fixed SSM, a selective one and attention, the SSMs with the same step sizes."""
+    """Measure rates of a fixed SSM, a selective SSM with the same step sizes, and attention."""
     fixed = profile_of(settings, lambda _: DiagonalSSM(_D_MODEL, dt_min=0.1, dt_max=0.5))
     selective = profile_of(settings, lambda _: SelectiveSSM(_D_MODEL, dt_min=0.1, dt_max=0.5))
     attention = profile_of(settings, lambda _: Attention(_D_MODEL, 1))
-    fastest, flat = _rate(fixed).low, _rate(attention).high  # as wide as the intervals of the two allow
+    fastest, flat = _rate(fixed).low, _rate(attention).high  # the widest range that both intervals allow
     quantity = "rate per token of selective_ssm on noise, between those of the other two"
     yield within(quantity, _rate(selective), fastest, flat)
     profiles = {"diagonal_ssm": fixed, "selective_ssm": selective, "attention": attention}

@@ -1,4 +1,4 @@
-"""Claims about head counts: what H factorized heads can make of a map of interaction rank k."""
+"""Claims about head counts: how well H factorized heads approximate a map of interaction rank k."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from zoo.theory.teacher import balanced_teacher
 _SOURCE = "Ghodsi, arXiv 2512.15115 (head counts); weighted Eckart-Young theorem"
 _SEQ_LEN, _D_MODEL = 32, 6
 _BATCH, _LR = 16, 5e-2
-_STEEP = 8  # real poles of a map that is not balanced
-_MOST_STATES = 128  # half of the 256 dimensions in which the lag operators of 16 channels lie
+_STEEP = 8  # real poles of the teacher that is not balanced
+_MOST_STATES = 128  # half of the 256 dimensions of the lag operators of 16 channels
 
 
 def relative_error(lags: Tensor, other: Tensor) -> Tensor:
-    """E|Y - Y'|^2 / E|Y|^2 of two time-invariant maps under white input, exactly."""
+    """Return E|Y - Y'|^2 / E|Y|^2 of two time-invariant maps under white input, exactly."""
     miss, size = (weighted_rows(g).square().sum() for g in (other - lags, lags))
     return miss / size
 
@@ -45,7 +45,7 @@ def toeplitz_matrix(lags: Float[Tensor, "seq d_out d_in"]) -> Float[Tensor, "row
 
 
 def minimised(points: Sequence[Tensor], loss: Callable[[], Tensor], **options: Any) -> float:
-    """Minimise the loss over the points by L-BFGS with a line search, in place, and return it."""
+    """Minimise the loss over the points in place, by L-BFGS with a line search, and return the final loss."""
     optimizer = torch.optim.LBFGS(points, line_search_fn="strong_wolfe", **options)
 
     def step() -> Tensor:
@@ -60,7 +60,7 @@ def minimised(points: Sequence[Tensor], loss: Callable[[], Tensor], **options: A
 
 
 def population_optimum(lags: Tensor, n_heads: int, generator: torch.Generator) -> float:
-    """Return the relative error that L-BFGS reaches on the expected loss from a drawn start, without an SVD."""
+    """Return the relative error that L-BFGS reaches on the expected loss from a random start."""
     n, d_out, d_in = lags.shape
     a = 0.3 * torch.randn(n_heads, n, generator=generator, dtype=lags.dtype)
     v = torch.randn(n_heads, d_out, d_in, generator=generator, dtype=lags.dtype) / d_in**0.5
@@ -76,7 +76,7 @@ def population_optimum(lags: Tensor, n_heads: int, generator: torch.Generator) -
 
 
 def trained_error(lags: Tensor, n_heads: int, settings: Settings, stream: int) -> float:
-    """Return the exact relative error of a `factorized` mixer after Adam on fresh white sequences, cosine schedule."""
+    """Train a `factorized` mixer on fresh white sequences by Adam, and return its exact relative error."""
     n, d_out, d_in = lags.shape
     mixer = drawn(settings, lambda: Factorized(d_in, n_heads, d_out, max_seq_len=n), 20, n_heads, stream)
     optimizer = torch.optim.Adam(mixer.parameters(), lr=_LR)
@@ -97,14 +97,13 @@ def trained_error(lags: Tensor, n_heads: int, settings: Settings, stream: int) -
 
 
 @claim(
-    "H heads with coefficients of the lag, whatever the input, reach exactly the weighted Eckart-Young bound: above "
-    "zero for H < k, zero from H = k on. On balanced teachers training finds it. On eight real poles with drawn "
-    "residues, whose spectrum falls steeply, it does not, neither with six heads nor with eight, in as many steps or "
-    "in four times as many, with which the error falls but does not reach the bound.",
+    "The best H heads with input-independent coefficients reach exactly the weighted Eckart-Young bound: positive for "
+    "H < k, zero from H = k on. Training attains it on balanced teachers. On eight real poles with random residues, "
+    "whose spectrum decays steeply, training with six or eight heads does not attain it, even in four times the steps.",
     _SOURCE,
-    "An optimum off the bound by 1e-3 for H < k, above 1e-12 at H = k, Adam off by more than 2 % on a balanced teacher "
-    "or, on the other, within a factor of two of the bound with six heads or below 1e-6 with eight, in four times the "
-    "steps too.",
+    "An optimum that is off the bound by 1e-3 for H < k, or above 1e-12 at H = k; Adam that is off by more than 2 % on "
+    "a balanced teacher; on the steep one, Adam within a factor of two of the bound with six heads or below 1e-6 with "
+    "eight.",
 )
 def head_count(settings: Settings) -> Findings:
     """Measure error against heads: bound, optimum of the expected loss, Adam."""
@@ -133,14 +132,14 @@ def head_count(settings: Settings) -> Findings:
     steep = [drawn_system(Draw(settings, 23, n), poles, _D_MODEL, _D_MODEL, _SEQ_LEN) for n in range(settings.n_seeds)]
 
     fewer, case = _STEEP - 2, f"{_STEEP} real poles, drawn residues"
-    for times, said in ((1, "Adam"), (4, "Adam, four times the steps")):
+    for times, label in ((1, "Adam"), (4, "Adam, four times the steps")):
         longer = replace(settings, steps=times * settings.steps)
         below, exactly = (
             {n: trained_error(lags, h, longer, 2000 + n) for n, lags in enumerate(steep)} for h in (fewer, _STEEP)
         )
         over = {n: error / head_count_bound(steep[n], fewer) for n, error in below.items()}
-        yield at_least(f"{case}, H={fewer}: {said} / bound", over, 2)
-        yield at_least(f"{case}, H={_STEEP}: {said}", exactly, 1e-6)
+        yield at_least(f"{case}, H={fewer}: {label} / bound", over, 2)
+        yield at_least(f"{case}, H={_STEEP}: {label}", exactly, 1e-6)
     yield Panel(
         "Balanced SSMs of rank k: the error is gone at H = k",
         "heads H",
@@ -152,14 +151,14 @@ def head_count(settings: Settings) -> Findings:
 
 
 @claim(
-    "One factorized head has interaction rank one whatever its coefficients; of a balanced SSM of rank k it leaves a "
-    "part that grows towards 1 - 1/k.",
+    "One factorized head has interaction rank one for any coefficients; its error on a balanced SSM of rank k grows "
+    "towards 1 - 1/k.",
     _SOURCE,
-    "A single head of rank above one, or one that leaves less than half of 1 - 1/k.",
+    "A single head of rank above one, or with an error below half of 1 - 1/k.",
 )
 @redrawn
 def one_head_gap(settings: Settings) -> Findings:
-    """Compare one head with SSMs of growing rank, both read as operators."""
+    """Compare the operator of one head with the operators of SSMs of growing rank."""
     errors = []
     for k in settings.ranks:
         lags = balanced_teacher(k, _D_MODEL, _SEQ_LEN, seed=settings.seed).to(settings.device)
@@ -173,13 +172,13 @@ def one_head_gap(settings: Settings) -> Findings:
         if k == 1:
             yield at_most("k=1: relative squared error of one head", error, 1e-20)
         else:
-            # The k singular values of a balanced map lie close together: the first holds little more than 1/k.
+            # The k singular values of a balanced map are similar, so the first has little more than 1/k of the energy.
             yield within(f"k={k}: relative squared error of the best head", error, 0.5 * (1 - 1 / k), 1 - 1 / k)
     if len(errors) > 1:
         growth = min(after - before for before, after in pairwise(errors))
         yield at_least("least growth of that from one k to the next", growth, 0)
     yield Panel(
-        "What one factorized head leaves of an SSM",
+        "Error of one factorized head on an SSM",
         "interaction rank k of the SSM",
         "relative squared error",
         (
@@ -192,22 +191,22 @@ def one_head_gap(settings: Settings) -> Findings:
 
 
 def _real_poles(n_poles: int, seq_len: int, device: str) -> Tensor:
-    """Return real poles whose timescales are spread evenly over the logarithms of 1 to seq_len."""
+    """Return real poles with timescales from 1 to seq_len, evenly spaced in the logarithm."""
     where = (torch.arange(n_poles, dtype=torch.float64, device=device) + 0.5) / n_poles
     return torch.exp(-torch.exp(-where * math.log(seq_len)))
 
 
 @claim(
-    "To an error of 0.1 %, SSMs with 128 real poles need at most 2 log n heads (measured at one length, with drawn "
-    "residues); oscillating ones, of two families, need nearly one per state. So N poles need not take about N heads, "
-    "nor does the error drop in a visible step at N: one head before, it can be below 0.1 %.",
+    "For an error of 0.1 %, SSMs with 128 real poles need at most 2 log n heads (measured at one length, with random "
+    "residues); two families of oscillating SSMs need nearly one head per state. So N poles do not always need about N "
+    "heads, and the error does not always drop visibly at N: with N - 1 heads it can already be below 0.1 %.",
     "Observed; exact spectra of p = d = 16 systems",
-    "Real poles that need more than 2 log n heads for 0.1 %, or oscillating ones that need fewer than 60 % of their "
-    "states for 10 %; 8 real poles that seven heads miss by more than 0.1 %.",
+    "Real poles that need more than 2 log n heads for 0.1 %; oscillating ones that need fewer heads than 60 % of their "
+    "states for 10 %; or 8 real poles for which seven heads have an error above 0.1 %.",
 )
 @redrawn
 def heads_for_an_error(settings: Settings) -> Findings:
-    """Measure heads for an error of 10, 1 and 0.1 per cent, real against oscillating poles."""
+    """Count the heads that real and oscillating poles need for errors of 10, 1 and 0.1 per cent."""
     n = settings.seq_len
     states = min(n // 2, _MOST_STATES)
     draw, device = Draw(settings, 40), settings.device
@@ -226,7 +225,7 @@ def heads_for_an_error(settings: Settings) -> Findings:
         for error, logs, share in ((0.1, 1, 0.6), (0.01, 1.5, 0.8), (0.001, 2, 0.85)):
             quantity = f"{name}, {states} states, n = {n}: heads for {100 * error:g} %"
             needed = int(heads_needed(spectrum, error))
-            if name.startswith("real"):  # about log n log(1/error) heads: observed, not proved
+            if name.startswith("real"):  # about log n log(1/error) heads, an observation
                 yield at_most(quantity, needed, math.ceil(logs * math.log(n)))
             else:
                 yield at_least(quantity, needed, math.ceil(share * states))
@@ -240,9 +239,9 @@ def heads_for_an_error(settings: Settings) -> Findings:
 
 
 def turning_layer(lags: Float[Tensor, "seq 2 2"]) -> Core:
-    """Build two heads, I and the quarter turn J, with f_1 = u^T G u and f_2 = (J u)^T G u at u = x / |x|.
+    """Build two heads with value maps I and the quarter turn J, and f_1 = u^T G u, f_2 = (J u)^T G u at u = x / |x|.
 
-    G x = f_1(x) x + f_2(x) J x for every x in the plane: the heads equal any map of two channels, whatever its rank.
+    G x = f_1(x) x + f_2(x) J x for every x in the plane, so the heads equal any map of two channels, of any rank.
     """
     turn = lags.new_tensor([[0.0, -1.0], [1.0, 0.0]])
 
@@ -261,7 +260,7 @@ def turning_layer(lags: Float[Tensor, "seq 2 2"]) -> Core:
 
 
 def _fewest_values() -> dict[str, Tensor]:
-    """Value maps whose images of any x != 0 fill the output space, though they are fewer than the rank."""
+    """Return sets of fewer value maps than the rank, whose images of any x != 0 still span the output space."""
     turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
     two = torch.eye(2, dtype=torch.float64)
     flip = torch.diag(torch.tensor([1.0, -1.0], dtype=torch.float64))
@@ -278,16 +277,16 @@ def _fewest_values() -> dict[str, Tensor]:
 
 
 @claim(
-    "The head-count theorem is about operators (or outputs, with coefficients continuous at zero): on unit inputs two "
-    "heads with input-dependent coefficients reproduce every output of a map of rank four. 'Fewer than k heads cannot "
-    "reproduce the outputs of a map of rank k' is false for drawn maps of full rank too.",
+    "The head-count theorem holds for operators (or for outputs, if coefficients are continuous at zero): on unit "
+    "inputs, two heads with input-dependent coefficients reproduce every output of a map of rank four. 'Fewer than k "
+    "heads cannot reproduce the outputs of a map of rank k' is also false for random maps of full rank.",
     "Constructed: value maps I and J in the plane; quaternions and Hankel maps in 3, 4 and 6 dimensions",
-    "An output error above 1e-12, an operator of another rank, or fewer heads whose outputs on unit inputs err as much "
-    "as the operator-level bound.",
+    "An output error above 1e-12, an operator of another rank, or fewer heads whose output error on unit inputs "
+    "reaches the operator-level bound.",
 )
 @redrawn
 def outputs_need_fewer(settings: Settings) -> Findings:
-    """Measure {I, J} as an operator and on its outputs; fit drawn maps with the coefficients solved at each input."""
+    """Measure operator and outputs of {I, J}; fit random maps with coefficients solved for at each input."""
     draw = Draw(settings, 50)
     lags = draw(_SEQ_LEN, 2, 2)
     layer = turning_layer(lags)

@@ -1,4 +1,4 @@
-"""Claims about memory: how much of the past a layer carries, and what the weights of its heads must contain."""
+"""Claims about memory: effective state size, the weights of a delta rule, and groups multiplied by reflections."""
 
 from __future__ import annotations
 
@@ -20,23 +20,22 @@ from zoo.theory.state_size import effective_state_size
 from zoo.theory.weights import head_weights
 
 _D_MODEL, _LENGTHS = 4, (8, 16, 32)
-_LOUD = 3.0  # times a standard normal: softmax that is nearly even has a low numerical rank
+_LOUD = 3.0  # scale of the inputs; nearly uniform softmax would have a low numerical rank
 
 
 def state_at_middle(layer: nn.Module, draw: Draw, seq_len: int) -> int:
-    """Return the rank of the operator from the first half of a drawn sequence to the second."""
+    """Return the rank of the operator from the first half of a random sequence to the second."""
     operator = interaction(layer, _LOUD * draw(1, seq_len, _D_MODEL)).operator[0]
     return int(effective_state_size(operator, [seq_len // 2]).rank)
 
 
 @claim(
-    "What a recurrence carries past a position is bounded by its state, through which all of it passes; what softmax "
-    "attention carries is bounded by the past itself only, and grows with it. Both bounds are reached at the middle of "
-    "8, 16 and 32 drawn positions.",
-    "Parnichkun et al., arXiv 2504.19561; rank of W from the inputs before a position to the outputs after it. Of a "
+    "The effective state of a recurrence is bounded by the size of its state; the effective state of softmax attention "
+    "is bounded only by the past, and grows with it. Both bounds are attained at the middle of 8, 16 and 32 random "
+    "positions.",
+    "Parnichkun et al., arXiv 2504.19561; rank of W from the inputs before a position to the outputs after it. For a "
     "single channel it is the rank of a block of the semiseparable matrices of Hu et al., arXiv 2510.04944",
-    "A recurrence that needs more than its state or less than it can hold, or softmax that needs less than the past "
-    "holds.",
+    "An effective state of a recurrence or of softmax attention that differs from its bound.",
 )
 @redrawn
 def state_size(settings: Settings) -> Findings:
@@ -52,7 +51,7 @@ def state_size(settings: Settings) -> Findings:
     for name, (layer, state) in layers.items():
         sizes = {n: state_at_middle(layer, draw, n) for n in _LENGTHS}
         for n, size in sizes.items():
-            # What the past holds, n/2 inputs of d_model numbers, bounds every layer; its state bounds a recurrence.
+            # The past, n/2 inputs of d_model numbers, bounds every layer; the state also bounds a recurrence.
             most = n // 2 * _D_MODEL
             yield equals(f"{name}, n = {n}: effective state", size, min(most, most if state is None else state))
         curves.append(Curve(name, [*sizes], [*sizes.values()], "marked"))
@@ -60,19 +59,19 @@ def state_size(settings: Settings) -> Findings:
 
 
 def effective_attention(q: Tensor, k: Tensor, beta: Tensor, log_decay: Tensor) -> Tensor:
-    """Return q_i . k_j beta_j times the decays between, (seq, seq): a delta rule's weights without what it removes."""
+    """Return q_i . k_j beta_j times the decays from j to i, (seq, seq): a delta rule's weights without its erasing."""
     reached = log_decay.cumsum(0)
     return ((q @ k.T) * beta * (reached[:, None] - reached).exp()).tril()
 
 
 @claim(
-    "The effective attention of a gated delta rule is not q_i . k_j between the decays: what each step removes under "
-    "its key belongs to the weights, except where all keys are orthogonal.",
+    "The effective attention of a gated delta rule is not q_i . k_j times decays: unless all keys are orthogonal, each "
+    "step also erases the value stored under its key, which changes the weights.",
     "Yang et al., arXiv 2412.06464, eq. 10, unrolled",
-    "Exact weights that miss the outputs by 1e-12, or weights without the removal that miss them by less than 10 %.",
+    "Exact weights that miss the outputs by 1e-12, or weights without erasing that miss them by less than 10 %.",
 )
 def key_removal(settings: Settings) -> Findings:
-    """Compare the outputs of a gated delta rule with those of its weights, whole and without the removal of keys."""
+    """Compare a gated delta rule with the outputs of its exact weights, and of the weights without erasing."""
     n, d_key, d_value = 24, 4, 3
     truncated: dict[str, dict[int, float]] = {"drawn keys": {}, "orthogonal keys": {}}
     exact: dict[int, float] = {}
@@ -105,15 +104,15 @@ def key_removal(settings: Settings) -> Findings:
 
 _TURNS = torch.tensor([0, 1, -1, 0, 1, -1], dtype=torch.float64)
 _SIGNS = torch.tensor([1, 1, 1, -1, -1, -1], dtype=torch.float64)
-"""S3 as the maps r -> sign r + turn of the residues of 3: turns of a triangle, after a reflection if the sign is -1."""
+"""S3 as the maps r -> sign r + turn of the residues modulo 3: turns of a triangle, after a reflection if sign is -1."""
 _SLOW = 1e-9
-"""The strength with which a turn is added, without a reflection: the counter shrinks by this share."""
+"""Beta of a step that adds a turn without a reflection; it shrinks the counter by this share."""
 _WORDS, _FEW = 1024, 64
-"""Words that are counted, and how many of them are turned."""
+"""Words that are multiplied by one reflection per token, and the number of them multiplied by two."""
 
 
 def multiplied_out(words: Tensor) -> Tensor:
-    """Return the residue and the sign of each prefix of words in S3, in integers: (words, positions, 2)."""
+    """Return residue and sign of the product of each prefix, in integer arithmetic: (words, positions, 2)."""
     turns, signs = _TURNS.long().to(words.device), _SIGNS.long().to(words.device)
     now, found = torch.tensor([0, 1], device=words.device).expand(len(words), 2), []
     for token in words.unbind(1):
@@ -134,21 +133,22 @@ def counted(words: Tensor) -> Tensor:
 
 
 def turned(words: Tensor) -> Tensor:
-    """Return the states of a delta rule of two steps that writes nothing, keys of width 2: (words, positions, 2, 2)."""
+    """Return the states of a delta rule with two steps per token and keys of width 2: (words, positions, 2, 2)."""
     turns, signs = (t.to(words.device)[words] for t in (_TURNS, _SIGNS))
-    # Two reflections turn by twice the angle between their axes; without the first one, a reflection is left.
+    # Two reflections turn by twice the angle between their axes; without the first one, the step is a reflection.
     angles = torch.stack((torch.zeros_like(turns), math.pi / 3 * turns), dim=2)
     k = torch.stack((angles.cos(), angles.sin()), dim=3)
     return products_of_steps(k, torch.stack((1 + signs, 2 * torch.ones_like(signs)), dim=2))
 
 
 def products_of_steps(k: Tensor, beta: Tensor) -> Tensor:
-    """Return the states of a delta rule that starts at the identity and writes nothing: (words, positions, d, d).
+    """Return the products of the steps I - beta k k^T at each position: (words, positions, d, d).
 
-    They are the products of I - beta k k^T, for keys (words, positions, steps, d) and beta (words, positions, steps).
+    They are the states of a delta rule that starts at the identity and writes only zeros, for keys (words, positions,
+    steps, d) and beta (words, positions, steps).
     """
     n_words, n, _, d = k.shape
-    # A head for each row: what the query of one reads.
+    # One head per row of the state, read by a one-hot query.
     one = torch.eye(d, dtype=k.dtype, device=k.device)
     q, start = one[:, None].expand(n_words, d, n, d), one.expand(n_words, d, d, d)
     k, beta = (t[:, None].expand(-1, d, *t.shape[1:]) for t in (k, beta))
@@ -156,17 +156,17 @@ def products_of_steps(k: Tensor, beta: Tensor) -> Tensor:
 
 
 @claim(
-    "One reflection per token multiplies out S3 as far as its readout knows the integers, in a state of two numbers: "
-    "S3 is the maps r -> s r + a of the residues of 3, and a delta rule with one step per token carries the integer "
-    "s h + a. Over random words its mean square grows by two thirds per token. Two reflections carry the element "
-    "itself, in a state that does not grow.",
+    "One reflection per token tracks S3 with a state of two numbers, if the readout reduces an integer modulo 3: S3 "
+    "acts on the residues by r -> s r + a, and a delta rule with one step per token computes the integer s h + a. Over "
+    "random words its mean square grows by two thirds per token. Two reflections per token hold the element itself, in "
+    "a state that does not grow.",
     "An affine action lifted to the integers, against two reflections per token of Siems et al., arXiv 2502.10297",
-    "A prefix whose element the counter does not tell, a counter that spreads faster or slower, or two reflections "
-    "that miss an element by 1e-12.",
+    "A prefix whose element does not follow from the counter, a counter that grows faster or slower, or two "
+    "reflections that miss an element by 1e-12.",
 )
 def reflection_counts(settings: Settings) -> Findings:
-    """Multiply words of S3 out by one reflection per token, which counts, and by two."""
-    n, told, error = settings.seq_len, 1.0, 0.0
+    """Multiply words of S3 by one reflection per token, which counts, and by two."""
+    n, correct, error = settings.seq_len, 1.0, 0.0
     at = [2**i for i in range(n.bit_length()) if 2**i <= n]
     squares, turned_square = {length: dict[int, float]() for length in at}, torch.zeros(n, dtype=torch.float64)
     for seed in range(settings.n_seeds):
@@ -174,16 +174,16 @@ def reflection_counts(settings: Settings) -> Findings:
         residue, sign = multiplied_out(words).unbind(2)
         counter, carried = counted(words).unbind(2)
         right = (counter.round().remainder(3) == residue) & (carried.sign() == sign)
-        told = min(told, right.double().mean().item())
+        correct = min(correct, right.double().mean().item())
         for length in at:
             squares[length][seed] = counter[:, length - 1].square().mean().item()
         states = turned(words[:_FEW])
         turned_square += states.square().sum((2, 3)).mean(0).cpu() / settings.n_seeds
         angle = 2 * math.pi / 3 * residue[:_FEW].double()
         elements = torch.stack((angle.cos(), -angle.sin(), angle.sin(), angle.cos()), dim=2).unflatten(2, (2, 2))
-        elements[..., 0] *= sign[:_FEW, :, None]  # The reflection comes first.
+        elements[..., 0] *= sign[:_FEW, :, None]  # the reflection comes first
         error = max(error, (states - elements).abs().max().item())
-    yield equals(f"one reflection, words of {n}: least share of prefixes that the counter tells", told, 1)
+    yield equals(f"one reflection, words of {n}: least share of prefixes that the counter tells", correct, 1)
     for length in at[-3:]:
         per_token = {seed: square / length for seed, square in squares[length].items()}
         yield near(f"one reflection: mean square of the counter at {length}, per token", per_token, 2 / 3, 0.15)
@@ -194,14 +194,15 @@ def reflection_counts(settings: Settings) -> Findings:
 
 
 def rotation_group(fold: int, axis: tuple[float, float, float]) -> Tensor:
-    """Return the rotations that a turn by 1 / `fold` about an axis makes with one by a third about (1, 1, 1).
+    """Return the group generated by a turn of 1 / `fold` about an axis and a third turn about (1, 1, 1).
 
-    Matrices (elements, 3, 3) in float64, the identity first. Turns by a half about z make A4, by a quarter S4, and by a
-    fifth about (0, 1, golden ratio) A5: the rotations of tetrahedron, cube and icosahedron.
+    The elements are matrices (elements, 3, 3) in float64, the identity first. A half turn about z generates A4, a
+    quarter turn about z S4, and a fifth turn about (0, 1, golden ratio) A5: the rotations of tetrahedron, cube and
+    icosahedron.
     """
     turns = [_rotation(2 * math.pi / fold, axis), _rotation(2 * math.pi / 3, (1.0, 1.0, 1.0))]
     found = [torch.eye(3, dtype=torch.float64)]
-    for element in found:  # grows until each product is there
+    for element in found:  # grows until it is closed under products
         for turn in turns:
             if min((turn @ element - other).norm().item() for other in found) > 0.1:
                 found.append(turn @ element)
@@ -214,7 +215,7 @@ def _rotation(angle: float, axis: tuple[float, float, float]) -> Tensor:
 
 
 def mirrors(rotations: Tensor) -> Tensor:
-    """Return unit normals of two mirrors for each rotation (..., 3, 3), first and second: (..., 2, 3)."""
+    """Return, for rotations (..., 3, 3), the unit normals of two mirrors whose product is the rotation: (..., 2, 3)."""
     plane = torch.linalg.eigh(rotations + rotations.mT).eigenvectors[..., :2]  # the third is the axis
     first, other = plane.unbind(-1)
     turned = (rotations @ first[..., None])[..., 0]
@@ -223,25 +224,25 @@ def mirrors(rotations: Tensor) -> Tensor:
 
 
 def missed_by_one_step(rotations: Tensor) -> Tensor:
-    """Return the least squared distance of each rotation from I - beta k k^T, over all beta and k.
+    """Return the squared distance of each rotation R to the nearest I - beta k k^T.
 
-    With M = I - R it is |M|^2 - max (k^T M k)^2, and k^T M k is of the symmetric part.
+    With M = I - R it is |M|^2 - max (k^T M k)^2, where only the symmetric part of M matters.
     """
     rest = torch.eye(3).to(rotations) - rotations
     return rest.square().sum((-2, -1)) - torch.linalg.eigvalsh((rest + rest.mT) / 2)[..., -1].square()
 
 
 @claim(
-    "Two reflections per token carry every rotation: words in A4, S4 and A5, the rotations of tetrahedron, cube and "
-    "icosahedron, are multiplied out in a state of nine numbers that does not grow. One step per token, I - beta k "
-    "k^T, is no rotation but the identity: the squares that it misses sum to 15/4, 3 and 2.29 at least. A step that "
-    "keeps lengths is the identity or a reflection, whose square is the identity, and so stands for no element of "
-    "order three.",
+    "Two reflections per token represent every rotation: they multiply words in A4, S4 and A5, the rotations of "
+    "tetrahedron, cube and icosahedron, in a state of nine numbers that does not grow. One step per token, I - beta k "
+    "k^T, equals no rotation but the identity: its squared distance from any other is at least 15/4, 3 and 2.29. A "
+    "step that preserves lengths is the identity or a reflection; its square is the identity, so it cannot represent "
+    "an element of order three.",
     "Cartan and Dieudonné; two reflections per token of Siems et al., arXiv 2502.10297",
-    "A prefix whose element the state misses by 1e-11, or a rotation nearer to one step.",
+    "A prefix whose element the state misses by 1e-11, or a rotation that is closer to one step.",
 )
 def reflections_rotate(settings: Settings) -> Findings:
-    """Multiply words of three groups of rotations out by two reflections per token, and look for one step."""
+    """Multiply words of three rotation groups by two reflections per token, and bound the error of one step."""
     n, upright, golden = settings.seq_len, (0.0, 0.0, 1.0), (1 + 5**0.5) / 2
     for name, fold, axis in (("A4", 2, upright), ("S4", 4, upright), ("A5", 5, (0.0, 1.0, golden))):
         group, error = rotation_group(fold, axis).to(settings.device), 0.0
@@ -255,7 +256,7 @@ def reflections_rotate(settings: Settings) -> Findings:
             error = max(error, (states - torch.stack(elements[1:], dim=1)).abs().max().item())
         yield at_most(f"{name}, two reflections, words of {n}: largest error of an element", error, 1e-11)
         missed = missed_by_one_step(group[1:]).min().item()
-        rest = 1 - math.cos(2 * math.pi / max(fold, 3))  # of the least turn
+        rest = 1 - math.cos(2 * math.pi / max(fold, 3))  # for the smallest rotation
         yield near(f"{name}, one step: least squared distance from a rotation", missed, rest * (4 - rest), 1e-9)
 
 

@@ -1,4 +1,4 @@
-"""Reports on claims: a folder of verdicts, the page of all claims by paper, and the two figures of the theory."""
+"""Reports on claims: a folder of verdicts, the page docs/claims.md, and the two figures of docs/theory.md."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def write_report(verdicts: Sequence[Verdict], folder: str | Path) -> list[Path]:
-    """Write claims.json, claims.md and a PNG for each plot into `folder`, which is made; each file at once or not.
+    """Write claims.json, claims.md and a PNG per plot into `folder`, creating it; each file is written atomically.
 
     Returns:
         The files, claims.md first.
 
     Raises:
-        MissingExtraError: matplotlib is not installed; before anything is written.
+        MissingExtraError: matplotlib is not installed; raised before anything is written.
         OSError: the folder cannot be written.
     """
     plots = {name: as_png(panels_figure([panel])) for verdict in verdicts for name, panel in _plots(verdict).items()}
@@ -34,12 +34,12 @@ def write_report(verdicts: Sequence[Verdict], folder: str | Path) -> list[Path]:
 
 
 def verdicts_as_markdown(verdicts: Sequence[Verdict]) -> str:
-    """Return a page: a summary, then each claim with its checks and its plots (as `write_report` names them)."""
+    """Return a page: a summary, then each claim with its checks and links to the plots of `write_report`."""
     unexpected = [f"{each.claim.name} ({each.status})" for each in verdicts if not each.as_expected]
     lines = ["# Claims and verdicts", ""]
     lines += [
         f"{len(verdicts)} claims, {len(verdicts) - len(unexpected)} with the expected verdict"
-        + (f"; not so: {', '.join(unexpected)}." if unexpected else "."),
+        + (f"; others: {', '.join(unexpected)}." if unexpected else "."),
         "",
         RULE,
         "",
@@ -56,17 +56,17 @@ def verdicts_as_markdown(verdicts: Sequence[Verdict]) -> str:
 
 
 def _plots(verdict: Verdict) -> dict[str, Panel]:
-    """Return the panels by the names of their files."""
+    """Return {file name: panel}."""
     name, panels = verdict.claim.name, verdict.evidence.panels
     return {f"{name}{'' if at == 0 else f'-{at + 1}'}.png": panel for at, panel in enumerate(panels)}
 
 
 def claims_page() -> str:
-    """Return docs/claims.md: every claim by the papers that its source names, without measuring anything."""
+    """Return the text of docs/claims.md: all claims, sorted by the papers that they cite. Nothing is measured."""
     intro = (
-        "The predictions that `zoo claims` measures, by paper. Each says what would refute it. A slogan is a statement "
-        "that is often made, and that its measurement refutes. `zoo claims NAME` measures one, "
-        "`zoo claims --paper NUMBER` those of a paper."
+        "`zoo claims` measures these predictions, listed by paper with the outcome that would refute each. A *slogan* "
+        "is a common statement that our measurement refutes. `zoo claims NAME` measures one claim, "
+        "`zoo claims --paper NUMBER` all claims of a paper."
     )
     lines = ["# Claims", "", intro, ""]
     for paper, names in claims_by_paper().items():
@@ -79,7 +79,7 @@ def claims_page() -> str:
 
 
 def staircase_figure(settings: Settings = QUICK) -> Figure:
-    """Measure the claim `head_count` and draw error against heads: the bound, training on it, zero from H = k on.
+    """Measure the claim `head_count` and draw error against heads: trained errors, the bound, and zero from H = k on.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -88,7 +88,7 @@ def staircase_figure(settings: Settings = QUICK) -> Figure:
 
 
 def gradient_figure(settings: Settings = QUICK) -> Figure:
-    """Measure and draw gradient against distance in four plots: time-invariant SSMs, attention, gates, a stack.
+    """Measure and draw gradient against distance in four plots: LTI SSMs, attention, a gated SSM, and a hybrid stack.
 
     Raises:
         MissingExtraError: matplotlib is not installed.

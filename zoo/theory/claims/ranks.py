@@ -1,4 +1,4 @@
-"""Claims about interaction rank: of cores, of mixers as configured, under gates, in depth."""
+"""Claims about the interaction rank of cores, of configured mixers, of gated layers and of two layers."""
 
 from __future__ import annotations
 
@@ -39,20 +39,21 @@ _SOURCE = "Ghodsi, arXiv 2512.15115; table of the definition k = dim span{W_ij}"
 
 
 def rank_at_draw(layer: nn.Module, draw: Draw, d_model: int) -> int:
-    """Return the interaction rank of a float64 layer at one drawn input."""
+    """Return the interaction rank of a float64 layer at one random input."""
     return int(interaction_rank(interaction(layer, draw(1, _SEQ_LEN, d_model)).operator[0]))
 
 
 @claim(
-    "The interaction rank of a mechanism is the integer that its algebra gives: distinct residues of an SSM, query "
-    "heads of attention, one per key-side decay, one per channel of a value-side decay. A linear-attention head of "
-    "width d_head has rank one, not d_head: the width is in phi(q_i) . phi(k_j), not in the span of W_ij.",
+    "The interaction rank of a mechanism follows from its algebra: the number of independent residues of an SSM, the "
+    "query heads of attention, one per head with decays on the key side, one per channel with decays on the value "
+    "side. A linear-attention head of width d_head has rank one, not d_head: the width enters phi(q_i) . phi(k_j), not "
+    "the span of W_ij.",
     _SOURCE,
-    "Any core whose numerical rank (float64, relative threshold 1e-10) is another integer.",
+    "A core with another numerical rank (float64, relative threshold 1e-10).",
 )
 @redrawn
 def rank_of_cores(settings: Settings) -> Findings:
-    """Measure ranks of bare mechanisms."""
+    """Measure the ranks of cores."""
     draw = Draw(settings, 1)
     d_out, d_in, n = 4, 3, 24
 
@@ -108,28 +109,28 @@ _CONFIGURED: Mapping[str, tuple[int, Mapping[str, Any]]] = {
     "attention": (8, {"n_heads": 4}),
     "factorized": (8, {"n_heads": 3}),
     "linear_attention": (8, {"n_heads": 4}),
-    # Poles far apart: many slow ones have lag operators that no measurement tells apart.
+    # Distant poles, because the lag operators of many slow poles are numerically dependent.
     "diagonal_ssm": (8, {"d_state": 8, "init": "ring"}),
-    "hybrid": (16, {}),  # narrower ones reach d_model^2, as anything generic does
+    "hybrid": (16, {}),  # narrower ones reach d_model^2, the rank of any generic operator
     "linoss": (4, {"d_state": 6}),
     "rwkv7": (8, {"gate_rank": 3}),
     "s4d": (4, {"d_state": 4, "dt_min": 0.1, "dt_max": 1.0}),
     **dict.fromkeys(("ssd", "log_linear_ssd"), (4, {"d_state": 4, "d_head": 4})),
 }
-"""Where a mixer is not measured as it comes at d_model 4: d_model and options."""
+"""d_model and options of mixers that are not measured with their defaults at d_model 4."""
 
 _DRAWN = {"capped_mlstm": "in_proj.weight"}
-"""Weights that are drawn, since the published start has gates in them that do not depend on the input."""
+"""Weights that we draw, because the published initialisation makes some gates independent of the input."""
 
 
 @claim(
-    "Every registered mixer, as configured, has the interaction rank that its parts predict: where that is d_model^2, "
-    "the most there is, as of s4d and lstm, any generic operator has it. Measured at one draw of weights and input.",
+    "Every registered mixer, as configured, has the interaction rank that its parts predict. For some, such as s4d and "
+    "lstm, that is d_model^2, the maximum, which any generic operator has. Measured at one draw of weights and input.",
     _SOURCE,
-    "Any mixer whose measured operator has another rank.",
+    "A mixer whose measured operator has another rank.",
 )
 def rank_of_mixers(settings: Settings) -> Findings:
-    """Measure ranks of all registered mixers."""
+    """Measure the ranks of all registered mixers."""
     for stream, name in enumerate(MIXERS):
         d_model, options = _CONFIGURED.get(name, (4, {}))
         draw = Draw(settings, 4, stream)
@@ -145,14 +146,14 @@ def rank_of_mixers(settings: Settings) -> Findings:
 
 
 @claim(
-    "An elementwise gate multiplies the rank by the width it acts on, a scalar gate leaves it; two layers of H heads "
-    "have rank H^2, with residuals (H + 1)^2. Head counts are statements about one ungated layer.",
+    "An elementwise gate multiplies the rank by the width it acts on, and a scalar gate does not change it; two layers "
+    "of H heads have rank H^2, with residuals (H + 1)^2. Head counts therefore describe one ungated layer.",
     "Derived from W = g * W' and W = W2 W1",
-    "Another integer, for H in {1, 2, 4} heads gated and {1, 2, 3} heads stacked.",
+    "Another rank, for H in {1, 2, 4} gated heads and {1, 2, 3} stacked heads.",
 )
 @redrawn
 def gates_and_depth(settings: Settings) -> Findings:
-    """Measure ranks under gates, and of two layers."""
+    """Measure the ranks of gated layers and of two layers."""
     draw, d_model = Draw(settings, 6), 8
     for n_heads in (1, 2, 4):
         attention = drawn(settings, lambda h=n_heads: Attention(8, h), 7, n_heads)
@@ -178,15 +179,15 @@ def gates_and_depth(settings: Settings) -> Findings:
 
 
 @claim(
-    "A write gate per channel, inside the recurrence, lifts the core of a delta rule from H operators to H d_value "
-    "(from Kimi Delta Attention to Gated DeltaNet 2), as an output gate per channel lifts attention; an erase gate per "
-    "channel lifts nothing, and write and output gate together no more than one of them.",
+    "A write gate per channel, inside the recurrence, raises the rank of a delta rule's core from H to H d_value (from "
+    "Kimi Delta Attention to Gated DeltaNet 2), as an output gate per channel does for attention. An erase gate per "
+    "channel does not raise it, and write and output gate together raise it no further than one of them.",
     "Derived from W_ij = alpha_ij diag(w_j) V",
-    "Another integer, for (H, d_value) in {(1, 4), (2, 4), (3, 2)}, or for gated attention with H in {1, 2, 4}.",
+    "Another rank, for (H, d_value) in {(1, 4), (2, 4), (3, 2)}, or for gated attention with H in {1, 2, 4}.",
 )
 @redrawn
 def write_gate(settings: Settings) -> Findings:
-    """Measure ranks of a delta rule's core as its gates become elementwise, and of attention as its gate does."""
+    """Measure the ranks of a delta rule's core and of gated attention, with gates per head and per channel."""
     draw, d_model, d_key = Draw(settings, 13), 8, 5
     for n_heads, d_value in ((1, 4), (2, 4), (3, 2)):
         wide, case = n_heads * d_value, f"{n_heads} heads of {d_value} value channels"
@@ -213,32 +214,32 @@ def write_gate(settings: Settings) -> Findings:
 
 
 def parity_machine(settings: Settings) -> Core:
-    """Parity of bits by a delta rule with one number of state: b_t = 2 flips its sign, b_t = 0 keeps it.
+    """Build a delta rule that computes parity in a state of one number: b_t = 2 flips its sign, b_t = 0 keeps it.
 
-    Input (batch, seq, 2): the bit, and a one at the first position. There v = 1 and b = 1, or b = -1 when the first bit
-    is set, so that the state starts at +1 or -1.
+    The input (batch, seq, 2) is the bit, and a one at the first position. There v = 1 and b = 1, or b = -1 if the first
+    bit is set, so that the state starts at +1 or -1.
     """
 
     def step(x: Tensor) -> Tensor:
         bit, first = x[..., :1], x[..., 1:2]
         return torch.where(first > 0, 1 - 2 * bit, 2 * bit)
 
-    # q and k read the constant that is appended to the input, v the mark of the first position.
+    # q and k are the constant appended to the input; v marks the first position.
     _, first, constant = torch.eye(3, dtype=torch.float64, device=settings.device)[:, None]
     core = delta_rule(constant, constant, first, step)
     return Core(2, lambda x: core(nn.functional.pad(x, (0, 1), value=1.0)), [core])
 
 
 @claim(
-    "'A layer of interaction rank one is too weak to track a state; it guesses at parity.'",
+    "'A layer of interaction rank one is too weak to track a state; it is at chance on parity.'",
     "Reading the rank as expressive power; steps of two: Grazzi et al., arXiv 2411.12537",
-    "A delta rule with one number of state and step 0 or 2 has rank one (at 20 positions) and computes parity of all "
-    "the bits of the settings' length, by default 256.",
+    "A delta rule with a state of one number and steps 0 or 2: it has rank one (at 20 positions) and computes the "
+    "parity of all bits over the settings' length, by default 256.",
     slogan=True,
 )
 @redrawn
 def slogan_rank_is_power(settings: Settings) -> Findings:
-    """Parity by a map of interaction rank one."""
+    """Measure rank and parity accuracy of a delta rule with one number of state."""
     n_rows = 64
     bits = torch.randint(0, 2, (n_rows, settings.seq_len), generator=settings.generator(12)).double()
     first = torch.zeros_like(bits)

@@ -1,4 +1,4 @@
-"""Claims about finding one token among many: the value of a key, the nearest of several points."""
+"""Claims about retrieval: the value of a key, and the nearest of several points."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from zoo.theory.claims.claim import Findings, Settings, claim
 from zoo.theory.claims.cores import Draw
 
 _N_KEYS = 12
-_LOUD = 1e6  # SiLU leaves it as it is, and the epsilon of a norm is nothing next to it
-_ONE_STEP = math.log(math.e - 1)  # where softplus is one
+_LOUD = 1e6  # scale at which SiLU is the identity and the epsilon of a norm is negligible
+_ONE_STEP = math.log(math.e - 1)  # softplus of it is one
 
 
 def written_recall(mixer: type[SequenceMixer], queries: Tensor, keys: Tensor) -> SequenceMixer:
-    """Return a layer whose weights recall: it writes a value under the key before it, and reads at a key.
+    """Return a layer with constructed weights that solve recall: it stores each value under the preceding key.
 
-    It maps [token, token before], each one-hot over n keys and n values, to the value in its first n channels. Key c is
-    written under the row c of `keys` (n, width) and read by the row c of `queries`; width may be at most n.
+    The input is [token, previous token], each one-hot over n keys and n values; the output has the value in its first n
+    channels. Key c is stored under row c of `keys` (n, width <= n) and queried by row c of `queries`.
     """
     n = len(keys)
     zero, one = keys.new_zeros(n, n), torch.eye(n).to(keys)
@@ -43,7 +43,7 @@ def written_recall(mixer: type[SequenceMixer], queries: Tensor, keys: Tensor) ->
         weights = {"qkv_proj.weight": torch.cat((read, write, value))}
     elif mixer is DeltaNet:
         layer = DeltaNet(4 * n, 1, n, d_conv=1)
-        # Nothing is written, or taken away, but where the token is a value.
+        # Write and erase only at values.
         where = torch.tensor([-1e3, 1e3, 0.0, 0.0]).repeat_interleave(n)[None].to(keys)
         weights = {
             "qkv_proj.weight": _LOUD * torch.cat((read, write, value)),
@@ -84,11 +84,11 @@ def written_recall(mixer: type[SequenceMixer], queries: Tensor, keys: Tensor) ->
 
 
 class WrittenS4D(nn.Module):
-    """Two layers of S4D whose weights recall: what a time-invariant layer cannot choose, the gates around it do.
+    """Two S4D layers with constructed weights that solve recall; their gates do the input-dependent selection.
 
-    They have a channel for each of n keys with each of the first `width` values, and one for each key that is asked.
-    The first layer hands a value to the channels of the key before it, the second adds up and shows those of the key
-    that is asked. Inputs are those of `written_recall`, (batch, seq, 4n); outputs are values, (batch, seq, n).
+    They have a channel for each pair of a key and one of the first `width` values, and one for each queried key. The
+    first layer routes a value to the channels of the preceding key; the second accumulates, and outputs the channels of
+    the queried key. The input is that of `written_recall`, (batch, seq, 4n); the output is values (batch, seq, n).
     """
 
     def __init__(self, n: int, width: int) -> None:
@@ -104,24 +104,24 @@ class WrittenS4D(nn.Module):
                 tensor.zero_()  # steps of one, no rotation
             weights["log_rate"].fill_(-60)  # nothing decays
         first["D"].fill_(_LOUD)
-        second["C"][pairs, 0, 0] = _LOUD / 2  # of a pole and its conjugate
+        second["C"][pairs, 0, 0] = _LOUD / 2  # half, since a pole and its conjugate add up
         second["D"][asked] = _LOUD
         for weights, values, gates in ((first, n + value, 2 * n + key), (second, pairs, asked[key])):
             given, gate = weights["out_proj.weight"].chunk(2)
             given[pairs, values] = 1 / _LOUD
             gate[pairs, gates] = 1
-            weights["out_proj.bias"].chunk(2)[1][pairs] = -_LOUD / 2  # shut, but where a key is
-        first["out_proj.weight"][asked, keys] = 2 / _LOUD  # past a gate that is half open
+            weights["out_proj.bias"].chunk(2)[1][pairs] = -_LOUD / 2  # the gate is closed without the key
+        first["out_proj.weight"][asked, keys] = 2 / _LOUD  # through a gate that is half open
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the value of the key at each position, out of what was written before."""
+        """Return the value stored under the key at each position."""
         h = self.second(self.first(nn.functional.pad(x, (0, self.d_inner - self.d_model))))
         values = h[..., : self.n * self.width].unflatten(2, (self.n, self.width)).sum(2)
         return nn.functional.pad(values, (0, self.n - self.width))
 
 
 def recalled(layer: SequenceMixer | WrittenS4D, keys: Tensor, values: Tensor, asked: Tensor) -> Tensor:
-    """Return what the layer gives for the keys asked (batch, asked), after pairs of key and value (batch, pairs)."""
+    """Return the layer's outputs at the queries `asked` (batch, asked), after pairs of key and value (batch, pairs)."""
     n = layer.d_model // 4
     tokens = torch.cat((torch.stack((keys, n + values), dim=2).flatten(1), asked), dim=1)
     x = nn.functional.one_hot(tokens, 2 * n).to(next(layer.parameters()))
@@ -131,20 +131,20 @@ def recalled(layer: SequenceMixer | WrittenS4D, keys: Tensor, values: Tensor, as
 
 
 @claim(
-    "With weights written down, linear attention, DeltaNet, Mamba-1 and Mamba-2 recall the values of 12 keys exactly "
-    "if keys are 12 wide; two layers of S4D do with 156 channels, one for each key and value and one for each key "
-    "that is asked. With keys 11 wide, and in S4D with channels for 11 of the values, the layers written here miss "
-    "one value of 12. What is read from the state alone by a linear map, as in linear attention, cannot miss less in "
-    "sum of squares. Of 12 drawn keys of width d = 6 and 11, the best queries of linear attention miss 12 - d in sum "
-    "of squares, and with two pairs per sequence the nearest table of width 11 misses some value by 1/12. For the "
-    "right value to score highest, where no value is written twice, width 2 is enough for K = 12 and 48 keys, at a "
-    "margin of 1 - cos(2 pi / K), and width 1 is enough for two of 12 drawn keys.",
+    "With constructed weights, linear attention, DeltaNet, Mamba-1 and Mamba-2 recall the values of 12 keys exactly if "
+    "keys have width 12; two layers of S4D do so with 156 channels, one per pair of key and value and one per queried "
+    "key. With width 11, and in S4D with channels for 11 of the values, our layers miss one value of 12; no linear "
+    "readout of the state, as in linear attention, has a smaller squared error. For 12 random keys of width d = 6 and "
+    "11, the best queries of linear attention have a squared error of 12 - d, and with two pairs per sequence the best "
+    "table of width 11 misses some value by 1/12. Scoring the right value highest needs less, if no value is written "
+    "twice: width 2 suffices for K = 12 and 48 keys, with a margin of 1 - cos(2 pi / K), and width 1 for two of 12 "
+    "random keys.",
     "Question of Huang et al., arXiv 2506.11891; sizes from Q K^T = I, Eckart and Young, and convex position",
-    "A written layer that errs by 1e-12, narrower keys that leave another error, a circle of keys that misses, or a "
-    "third key recalled with width 1.",
+    "A constructed layer with an error of 1e-12, narrower keys with another error, a key on the circle that is not "
+    "recalled, or a third key recalled with width 1.",
 )
 def recall_by_weights(settings: Settings) -> Findings:
-    """Measure written layers with keys as wide as there are keys, and narrower ones."""
+    """Measure constructed layers whose key width is the number of keys, and layers with narrower keys."""
     n, draw = _N_KEYS, Draw(settings, 100)
     one = torch.eye(n, dtype=torch.float64, device=settings.device)
     every = torch.arange(n, device=settings.device)[None]
@@ -173,7 +173,7 @@ def recall_by_weights(settings: Settings) -> Findings:
             layer = written_recall(LinearAttention, torch.linalg.pinv(keys).T, keys)
             left[seed] = (recalled(layer, every, every, every)[0] - one).square().sum().item()
         yield near(f"{n} drawn keys of width {width}, best queries: squared error", left, n - width, 1e-9)
-    # The nearest table of rank n - 1, by the largest entry as by the sum of squares.
+    # The best table of rank n - 1, both in the largest entry and in the sum of squares.
     table = torch.linalg.svd(one - 1 / n).U[:, : n - 1]
     first, second = (~one.bool()).nonzero().T
     pair = torch.stack((first, second), dim=1)
@@ -201,10 +201,11 @@ def recall_by_weights(settings: Settings) -> Findings:
 
 @cache
 def sign_shares(d: int, degrees: int = 399) -> dict[int, float]:
-    """Return the share of sign(y . z), for y even on the sphere in d dimensions, in spherical harmonics of odd degree.
+    """Return the energy of sign(y . z) in spherical harmonics of each odd degree, for y uniform on the sphere.
 
-    It is N (E[sign(t) P(t)])^2 with N harmonics of the degree, of which P is the zonal one with P(1) = 1; by the
-    equation of P the mean is 2 P'(0) / (degree (degree + d - 2) Z), Z the integral of (1 - t^2)^((d - 3) / 2).
+    In d dimensions it is N (E[sign(t) P(t)])^2, where the degree has N harmonics and P is the zonal one with P(1) = 1.
+    By the differential equation of P, the mean is 2 P'(0) / (degree (degree + d - 2) Z), with Z the integral of
+    (1 - t^2)^((d - 3) / 2).
     """
     total = math.sqrt(math.pi) * math.exp(math.lgamma((d - 1) / 2) - math.lgamma(d / 2))
     at, slope = [1.0, 0.0], [0.0, 1.0]
@@ -220,12 +221,12 @@ def harmonics(d: int, degree: int) -> int:
 
 
 def least_left(d: int, n_heads: int, rank: int) -> float:
-    """Return a share of the nearest of two points that heads must miss if each sees `rank` forms of the query point.
+    """Return a lower bound on the relative error of heads of rank `rank` that look for the nearest of two points.
 
-    The nearest of x_1 and x_2, even on the sphere in d dimensions, is their mean and sign(y . (x_1 - x_2)) times half
-    of their difference. For given points, heads that see the query point y through `rank` linear forms each span
-    (degree + rank - 1 over rank - 1) harmonics of a degree, whatever functions they are. What a space of m of N
-    harmonics holds of a zonal one whose axis is drawn evenly is m / N of it.
+    The nearer of x_1 and x_2, uniform on the sphere in d dimensions, is their mean plus sign(y . (x_1 - x_2)) times
+    half of their difference. For given points, a head that sees the query point y only through `rank` linear forms
+    spans at most binomial(degree + rank - 1, rank - 1) harmonics of a degree, for any function of them. A space of m of
+    the N harmonics has on average m / N of the energy of a zonal harmonic with a uniform axis.
     """
     return sum(
         share * max(0.0, 1 - n_heads * math.comb(degree + rank - 1, rank - 1) / harmonics(d, degree))
@@ -234,7 +235,7 @@ def least_left(d: int, n_heads: int, rank: int) -> float:
 
 
 def heads_for(d: int, rank: int, left: float) -> int:
-    """Return the fewest heads whose `least_left` is no more than `left`."""
+    """Return the smallest number of heads whose `least_left` is at most `left`."""
     most = 1
     while least_left(d, most, rank) > left:
         most *= 2
@@ -242,9 +243,9 @@ def heads_for(d: int, rank: int, left: float) -> int:
 
 
 def nearest_head(d: int, sharpness: float) -> Attention:
-    """Return one head that gives the point nearest to the last one, from unit vectors with a one appended to the last.
+    """Return one head that outputs the point nearest to the last one; points are unit vectors with a mark appended.
 
-    Its logits are sharpness y . x_j, and below all of these for the last point itself.
+    The mark is one for the last point y and zero elsewhere. Logits are sharpness y . x_j, and lower for y itself.
     """
     layer, one = Attention(d + 1, 1).double(), torch.eye(d + 1).double()
     scale, other, value = sharpness * layer.d_head**0.5 * one, one.clone(), one.clone()
@@ -254,15 +255,15 @@ def nearest_head(d: int, sharpness: float) -> Attention:
 
 
 def points(draw: Draw, n_draws: int, n_points: int, d: int) -> tuple[Tensor, Tensor]:
-    """Draw points (draws, points, d) and one to which the nearest is asked for, (draws, d), even on the sphere."""
+    """Draw points (draws, points, d) and query points (draws, d), uniform on the sphere."""
     found = nn.functional.normalize(draw(n_draws, n_points + 1, d), dim=2)
     return found[:, :-1], found[:, -1]
 
 
 def fitted_left(draw: Draw, d: int, rank: int, sharpness: float, n_draws: int = 2000) -> float:
-    """Return what d / rank heads leave of the nearest of two points, on other draws than the value maps are fitted to.
+    """Return the relative error of d / rank fitted heads on the nearest of two points, on held-out draws.
 
-    Head h compares the h-th `rank` coordinates of query point and points.
+    Head h compares the h-th group of `rank` coordinates of query point and points.
     """
     x, y = points(draw, 2 * n_draws, 2, d)
     half = (x[:, 0] - x[:, 1]) / 2
@@ -274,17 +275,17 @@ def fitted_left(draw: Draw, d: int, rank: int, sharpness: float, n_draws: int = 
 
 
 @claim(
-    "One head of full rank finds the nearest of 2 and of 16 points on the sphere in 16 dimensions. Heads of rank r < "
-    "d, whatever functions they are of the r numbers that they see of the query point, do not: d/r of them, even two "
-    "of rank d/2, leave at least 29 % of what the query decides between two points (a bound, d = 16 and 64; heads "
-    "fitted at d = 16 do not fall below it). The number of heads of rank one that an error takes is at least the one "
-    "of this bound, which from d = 16 to 64 grows faster than d^2.5 for an error of 0.3 and than d^4.5 for 0.2.",
-    "Amsel et al., arXiv 2407.16153; spherical harmonics of sign(y . z) that a head of rank r can have",
-    "A head of full rank that errs by 0.1 %, a bound below 29 %, fitted heads below the bound, or a bound that grows "
-    "more slowly.",
+    "One head of full rank finds the nearest of 2 and of 16 points on the sphere in 16 dimensions. Heads of rank r < d "
+    "do not, for any function of the r numbers that they see of the query point: d/r of them, even two of rank d/2, "
+    "have an error of at least 29 % on the choice between two points (a bound, d = 16 and 64; heads fitted at d = 16 "
+    "do not fall below it). By the same bound, the number of rank-one heads for an error of 0.3 grows faster than "
+    "d^2.5 from d = 16 to 64, and for 0.2 faster than d^4.5.",
+    "Amsel et al., arXiv 2407.16153; spherical harmonics of sign(y . z) that a head of rank r can represent",
+    "A head of full rank with an error of 0.1 %, a bound below 29 %, fitted heads below the bound, or a bound that "
+    "grows more slowly.",
 )
 def nearest_neighbour(settings: Settings) -> Findings:
-    """Measure one head of full rank, and what heads of low rank must leave and do leave."""
+    """Measure the error of one head of full rank, and bound and fitted error of heads of low rank."""
     for n_points in (2, 16):
         left = dict[int, float]()
         for seed in range(settings.n_seeds):

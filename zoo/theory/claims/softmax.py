@@ -1,4 +1,4 @@
-"""Claims about softmax heads: what a row that sums to one forbids, and what a sink gives back."""
+"""Claims about softmax heads: the error floor of rows that sum to one, and exact heads with a sink."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SEQ_LEN, _D_MODEL = 10, 5
 
 
 def system(draw: Draw, seq_len: int, *poles: complex | float) -> Float[Tensor, "seq d_model d_model"]:
-    """Lag operators with these poles and drawn residues; poles off the real line are completed by their conjugates."""
+    """Return lag operators with these poles and random residues; complex poles get their conjugates."""
     given = torch.tensor(poles, dtype=torch.complex128, device=draw.device)
     b = torch.complex(draw(len(poles), _D_MODEL), draw(len(poles), _D_MODEL))
     c = torch.complex(draw(_D_MODEL, len(poles)), draw(_D_MODEL, len(poles)))
@@ -35,12 +35,12 @@ def system(draw: Draw, seq_len: int, *poles: complex | float) -> Float[Tensor, "
 
 
 def pair(radius: float, angle: float) -> complex:
-    """Return one of a pair of conjugate poles."""
+    """Return one pole of a conjugate pair."""
     return complex(radius * math.cos(angle), radius * math.sin(angle))
 
 
 def _unexplained(weights: Float[Tensor, "rows n_heads"], target: Float[Tensor, "rows columns"]) -> Tensor:
-    """min_V |weights V - target|^2 / |target|^2: the value maps are solved for, only the weights are searched."""
+    """Return min_V |weights V - target|^2 / |target|^2, the error with the best value maps."""
     basis = torch.linalg.qr(weights).Q
     return (target - basis @ (basis.T @ target)).square().sum() / target.square().sum()
 
@@ -51,20 +51,20 @@ def _coordinates(stack: Float[Tensor, "rows columns"], k: int) -> Float[Tensor, 
 
 
 def _best(loss: Callable[[Tensor], Tensor], draw: Draw, starts: int, *shape: int) -> float:
-    """Return the least that L-BFGS makes of `loss` from several drawn starts."""
+    """Return the smallest `loss` that L-BFGS reaches from several random starts."""
     options = {"max_iter": 300, "history_size": 20, "tolerance_grad": 1e-11, "tolerance_change": 1e-14}
     points = (draw(*shape).requires_grad_() for _ in range(starts))
     return min(minimised([point], lambda at=point: loss(at), **options) for point in points)
 
 
 def _by_pair(lags: Tensor) -> Float[Tensor, "pairs k"]:
-    """Return the coordinates of the operator of each pair of positions i >= j, row by row."""
+    """Return the coordinates of the operator for each pair of positions i >= j, row by row."""
     i, j = torch.tril_indices(len(lags), len(lags), device=lags.device)
     return _coordinates(lags.flatten(1), head_count(lags))[i - j]
 
 
 def _softmax_by_pair(logits: Float[Tensor, "n_heads pairs"], n: int) -> Float[Tensor, "pairs n_heads"]:
-    """Return the sink-free weights of heads with a free logit for each pair of positions i >= j."""
+    """Return the sink-free softmax weights of heads with a free logit for each pair of positions i >= j."""
     i, j = torch.tril_indices(n, n, device=logits.device)
     square = logits.new_full((len(logits), n, n), -torch.inf)
     square[:, i, j] = logits
@@ -72,7 +72,7 @@ def _softmax_by_pair(logits: Float[Tensor, "n_heads pairs"], n: int) -> Float[Te
 
 
 def best_without_sink(lags: Tensor, n_heads: int, draw: Draw, starts: int) -> float:
-    """Return the least relative squared error found for sink-free softmax heads with a free logit for every i, j."""
+    """Search the smallest relative squared error of sink-free softmax heads with a free logit for every i, j."""
     target = _by_pair(lags)
 
     def loss(logits: Tensor) -> Tensor:
@@ -82,10 +82,10 @@ def best_without_sink(lags: Tensor, n_heads: int, draw: Draw, starts: int) -> fl
 
 
 def best_with_sink(lags: Tensor, n_heads: int, draw: Draw, starts: int) -> float:
-    """Return the least relative squared error found for softmax heads with a sink and input-independent logits.
+    """Search the smallest relative squared error of softmax heads with a sink and input-independent logits.
 
-    A sink frees the sum of a row, so the weights are any nonnegative numbers f_h(i, j). Averaging them over the pairs
-    of one lag does not raise the error against a map that depends on the lag alone: laws of the lag are searched.
+    With a sink, a row may have any sum, so the weights are any nonnegative f_h(i, j). The map depends on the lag alone,
+    so averaging weights over the pairs of one lag does not raise the error: it suffices to search functions of the lag.
     """
     target = weighted_rows(_coordinates(lags.flatten(1), head_count(lags)))
 
@@ -96,11 +96,11 @@ def best_with_sink(lags: Tensor, n_heads: int, draw: Draw, starts: int) -> float
 
 
 def nearest_with_equal_sums(lags: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the operators nearest to the map among those whose rows have one and the same sum: sum_h w_h(i, j) V_h.
+    """Return the operators nearest to the map among those with equal row sums, in the form sum_h w_h(i, j) V_h.
 
     Returns:
-        Signed weights w_h (k, seq, seq), value maps V_h (k, d_out * d_in), what the rows of each w_h sum to (k,), and
-        the even average over the past (seq, seq).
+        Signed weights w_h (k, seq, seq), value maps V_h (k, d_out * d_in), the row sum of each w_h (k,), and uniform
+        weights over the past (seq, seq).
     """
     directions = torch.linalg.svd(lags.flatten(1), full_matrices=False).Vh[: head_count(lags)]
     sequences = (lags.flatten(1) @ directions.T).T
@@ -113,15 +113,16 @@ def nearest_with_equal_sums(lags: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
 
 
 def _lift(signed: Tensor, even: Tensor) -> Tensor:
-    """(heads,): multiples of the even average with which signed weights are positive, with a margin."""
+    """Return per head the multiple of uniform weights that makes signed weights positive, with a margin."""
     return 1 + (-signed / even.masked_fill(even == 0, torch.inf)).amax((1, 2))
 
 
 def heads_at_the_floor(lags: Tensor) -> tuple[Tensor, Tensor]:
-    """k + 1 sink-free softmax heads with free position logits whose error is the floor itself.
+    """Build k + 1 sink-free softmax heads with free position logits whose error is exactly the floor.
 
-    The nearest operators with equal row sums are sum_h w_h(i, j) V_h whose rows w_h sum to s_h. A multiple m_h of the
-    even average 1 / (i + 1) makes w_h positive, and its rows then sum to s_h + m_h; one even head takes it off.
+    The nearest operators with equal row sums are sum_h w_h(i, j) V_h, where the rows of w_h sum to s_h. Adding a
+    multiple m_h of uniform weights 1 / (i + 1) makes w_h positive with row sums s_h + m_h; one uniform head subtracts
+    the multiples.
 
     Returns:
         Weights (k + 1, seq, seq), each row a softmax, and value maps (k + 1, d_out, d_in).
@@ -135,10 +136,11 @@ def heads_at_the_floor(lags: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def differential_heads_at_the_floor(lags: Tensor) -> tuple[Tensor, Tensor]:
-    """k differential heads with free position logits and one lambda whose error is the floor itself.
+    """Build k differential heads with free position logits and a shared lambda whose error is exactly the floor.
 
-    A reflection of the directions makes all row sums one number s. With m times the even average, w_h is positive and
-    sums to s + m: w_h = (s + m) (softmax_1 - lambda softmax_2), softmax_2 even and lambda = m / (s + m) in every head.
+    A reflection of the directions gives all heads the same row sum s. Adding m times uniform weights makes w_h positive
+    with row sums s + m, so w_h = (s + m) (softmax_1 - lambda softmax_2), with a uniform softmax_2 and lambda =
+    m / (s + m) in every head.
 
     Returns:
         Weights (k, seq, seq), each a difference of two softmaxes, and value maps (k, d_out, d_in).
@@ -156,7 +158,7 @@ def differential_heads_at_the_floor(lags: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def best_differential(lags: Tensor, n_heads: int, draw: Draw, starts: int) -> float:
-    """Return the least relative squared error found for differential heads with free logits and a lambda for each."""
+    """Search the smallest relative squared error of differential heads with free logits and a lambda per head."""
     target = _by_pair(lags)
 
     def loss(point: Tensor) -> Tensor:
@@ -174,7 +176,7 @@ def error_of(weights: Float[Tensor, "n_heads n n"], values: Tensor, lags: Tensor
 
 
 def output_error(layer: Attention, lags: Tensor, draw: Draw) -> float:
-    """Return the relative error, in norm, of the layer's output on drawn sequences."""
+    """Return the relative error, in norm, of the layer's output on random sequences."""
     x = draw(4, len(lags), lags.shape[2])
     wanted = (x.flatten(1) @ toeplitz_matrix(lags).T).view(4, len(lags), -1)
     with torch.no_grad():
@@ -182,14 +184,14 @@ def output_error(layer: Attention, lags: Tensor, draw: Draw) -> float:
 
 
 @claim(
-    "Sink-free softmax sends a constant sequence to a constant sequence, so that no number of its heads is enough for "
-    "an SSM with memory: with input-independent logits the error stops at a known floor, which k + 1 heads attain. "
-    "Measured for one draw of the residues.",
+    "Sink-free softmax maps a constant sequence to a constant sequence, so no number of heads equals an SSM with "
+    "memory: with input-independent logits the error has a known floor, which k + 1 heads attain. Measured for one "
+    "draw of the residues.",
     _SOURCE,
-    "Heads below the floor, a construction that misses it, or sink-free row sums that vary.",
+    "Heads below the floor, a construction that misses it, or row sums of sink-free attention that vary.",
 )
 def softmax_floor(settings: Settings) -> Findings:
-    """Measure sink-free heads against the floor, and the row sums from which it follows."""
+    """Compare sink-free heads with the floor, and measure the row sums from which the floor follows."""
     draw = Draw(settings, 80)
     curves = []
     cases = {
@@ -220,14 +222,14 @@ def softmax_floor(settings: Settings) -> Findings:
 
 
 @claim(
-    "Differential attention has two softmax maps per head and one operator: rank H, not 2H. Its rows sum to 1 - lambda "
-    "everywhere, so that it stops at the floor of sink-free softmax, which k of its heads attain. Measured for one "
-    "draw of layer and residues.",
+    "Differential attention has two softmax maps per head, but one operator: its rank is H, not 2H. Its rows all sum "
+    "to 1 - lambda, so it has the error floor of sink-free softmax, which k differential heads attain. Measured for "
+    "one draw of layer and residues.",
     "Rows of softmax sum to one; differential attention: Ye et al., arXiv 2410.05258",
-    "A rank other than H, a constant sequence that comes out varying, or heads below the floor.",
+    "A rank other than H, a constant sequence with a varying output, or heads below the floor.",
 )
 def differential_floor(settings: Settings) -> Findings:
-    """Measure differential heads: how many operators they span, what they do to a constant, and the floor."""
+    """Measure differential heads: their rank, their output on a constant sequence, and their error floor."""
     draw, n_heads = Draw(settings, 85), 2
     layer = drawn(settings, lambda: DifferentialAttention(8, n_heads, d_rope=0), 86)
     x = draw(1, _SEQ_LEN, 8)
@@ -256,10 +258,11 @@ def differential_floor(settings: Settings) -> Findings:
 
 
 @claim(
-    "With a zero-value sink, k softmax heads equal an SSM of rank k if its coefficient sequences hold a positive one; "
-    "otherwise k + 1 heads do, and in the two cases that are searched k do not. Measured for one draw of the residues.",
+    "With a zero-value sink, k softmax heads equal an SSM of rank k if the span of its coefficient sequences contains "
+    "a positive one. Otherwise k + 1 heads do, and in both cases that we searched, k heads do not. Measured for one "
+    "draw of the residues.",
     _SOURCE,
-    "A construction that errs by 1e-12, two heads within 0.1 of a complex pair, or three trained heads above 1e-8.",
+    "A construction with an error of 1e-12, two heads within 0.1 of a complex pair, or three trained heads above 1e-8.",
 )
 def softmax_heads(settings: Settings) -> Findings:
     """Measure constructed and trained softmax heads with a sink."""
@@ -289,14 +292,14 @@ def softmax_heads(settings: Settings) -> Findings:
 
 
 @claim(
-    "A linear bias of the lag and a zero-value first token make a softmax head the exact exponential moving average; "
-    "a diagonal SSM with N poles in (0, 1) is N such heads of width one.",
+    "With a bias linear in the lag and a zero-value first token, a softmax head is an exact exponential moving "
+    "average; N such heads of width one equal a diagonal SSM with N poles in (0, 1).",
     "Z_i = sum_{t <= i} lambda^t + lambda^(i+1) / (1 - lambda) = 1 / (1 - lambda)",
     "An output error above 1e-13.",
 )
 @redrawn
 def alibi_ema(settings: Settings) -> Findings:
-    """Measure averages by ALiBi heads, at the length of the settings."""
+    """Compare ALiBi heads with moving averages, at the length of the settings."""
     draw, n = Draw(settings, 83), settings.seq_len
     poles = torch.tensor([0.05, 0.5, 0.8, 0.9, 0.99, 0.999], dtype=torch.float64, device=draw.device)
     b, c = draw(len(poles), _D_MODEL), draw(_D_MODEL, len(poles))
