@@ -1,11 +1,11 @@
-"""Check released packages of others against the contract: docs/conformance.md, a table of packages × properties.
+"""Check other authors' released packages against the contract: docs/conformance.md, a table of packages × properties.
 
     pip install mambapy x-transformers minGRU-pytorch xlstm local-attention transformers
-    git clone https://github.com/fla-org/flash-linear-attention  # here, or the environment variable FLA names its place
+    git clone https://github.com/fla-org/flash-linear-attention  # here, or set the environment variable FLA to its path
     python benchmarks/conformance.py                # all; --only NAME prints some and writes nothing
 
-A failure is printed only together with a remark in conformance.toml, which a person wrote after reading the package's
-code; a failure without a remark stops the script. Each module is also a target for `zoo check`:
+Each failure on the page comes with a remark in conformance.toml, written by a person who has read the package's code.
+If a failure has no remark, the page is not written. Each module is also a target for `zoo check`:
 
     zoo check benchmarks/conformance.py:min_gru --adapter benchmarks/conformance.py:MinGRU --only bfloat16
 """
@@ -46,7 +46,7 @@ FLA = Path(os.environ.get("FLA", "flash-linear-attention"))
 
 
 class MinGRU(Adapter):
-    """Stream minGRU-pytorch: it takes the hidden state and returns it on request."""
+    """Stream minGRU-pytorch, which accepts the hidden state and returns it on request."""
 
     name = "return_next_prev_hidden"
     streams = True
@@ -56,7 +56,7 @@ class MinGRU(Adapter):
 
 
 class MambaPy(Adapter):
-    """Stream mambapy's block: `step` takes (h, inputs), which start as None and zeros."""
+    """Stream mambapy's block by `step`, whose state (h, inputs) starts as None and zeros."""
 
     name = "step(x_t, (h, inputs))"
     streams, longest = True, 1
@@ -68,7 +68,7 @@ class MambaPy(Adapter):
 
 
 class LocalCache(Adapter):
-    """Stream local-attention: `return_cache` gives keys and values, `cache` takes them back for one position."""
+    """Stream local-attention: `return_cache` returns keys and values, `cache` accepts them for one more position."""
 
     name = "cache and return_cache"
     streams, longest = True, 1
@@ -78,7 +78,7 @@ class LocalCache(Adapter):
 
 
 class RwkvState(TransformersCache):
-    """Stream transformers' RWKV: `state` is a list of tensors, which the next call writes into."""
+    """Stream transformers' RWKV, whose `state` is a list of tensors that the next call overwrites."""
 
     def __init__(self) -> None:
         super().__init__("state", "inputs_embeds")
@@ -104,13 +104,13 @@ def _rate(width: int) -> Role:
 
 
 class Naive(nn.Module):
-    """A function of a naive.py of fla, of queries, keys and so on that are linear in x: two heads of eight channels.
+    """A function of a naive.py of fla as a layer: its arguments are linear in x, with two heads of eight channels.
 
     Args:
         place: path of the file below fla/ops, and the function's name.
         layout: axes of the function's arguments.
         roles: argument -> its activation and its channels per head; 0 for one number without an axis of channels.
-        fixed: its other arguments; a position has `num_householder` keys, values and rates, if given.
+        fixed: the other arguments; with `num_householder`, each position has that many keys, values and rates.
     """
 
     def __init__(self, place: str, layout: str, roles: Mapping[str, Role], **fixed: Any) -> None:
@@ -131,7 +131,7 @@ class Naive(nn.Module):
             steps = rearrange(self.maps[name](x), "b t (n d) -> b (t n) d", n=self.times[name])
             heads = act(rearrange(steps, f"b t (h d) -> {self.layout}", h=2))
             given[name] = heads if width else heads.squeeze(-1)
-        if self.reads_along:  # erase along the direction that is read
+        if self.reads_along:  # erase along the key
             given["alpha"] = -given["beta"]
         before = dict(zip(self.states, state or (), strict=False))
         y, *state = self.function(**given, **self.fixed, **before, output_final_state=True)
@@ -143,9 +143,9 @@ class Case(NamedTuple):
 
     Attributes:
         title: package and class.
-        make: makes the module, with d_model 16.
-        adapter: class above that streams it, if the checks do not know its protocol.
-        looks_ahead: whether it is an encoder.
+        make: function that makes the module, with d_model 16.
+        adapter: class in this file that streams the module, if the checks do not know its protocol.
+        looks_ahead: whether the module is an encoder.
     """
 
     title: str
@@ -278,7 +278,7 @@ globals().update({name: case.make for name, case in CASES.items()})  # so that `
 
 
 class Remark(NamedTuple):
-    """The explanation of failures, and lines that show them without this project; empty for none."""
+    """An explanation of failures, and Python lines that show them without this project; empty for none."""
 
     text: str
     lines: str = ""
@@ -290,22 +290,21 @@ REMARKS: Mapping[tuple[str, str], Remark] = {
     for case in remark["cases"]
     for name in remark["properties"]
 }
-"""(case, property) -> the explanation of a failure."""
+"""(case, property) -> explanation of the failure."""
 
 INTRODUCTION = """\
 # The contract on released packages
 
-`python benchmarks/conformance.py` writes this page. It checks modules of other authors' packages, as they are released:
+`python benchmarks/conformance.py` writes this page. It checks modules of other authors' packages as released:
 {packages}, on {machine}.
-All have d_model 16, one to three layers, fresh parameters and float32, on a CPU without the packages' CUDA kernels: the
-marks say nothing about those. A mark is about this contract, and a package may never have promised what the contract
-asks for; each ✗ is explained below. Findings are about the versions above; later ones may differ.
-`zoo check` does the same for any module; this project's own mixers pass the same suite.
+All have d_model 16, one to three layers, fresh parameters and float32, on a CPU; the packages' CUDA kernels are not
+tested. The marks refer to this contract, which a package may never have promised to meet; each ✗ is explained below.
+Later versions may differ. `zoo check` does the same for any module; this project's mixers pass the same suite.
 
-Of fla the table has the recurrent forms in its files `naive.py`; its chunked and parallel forms, kernels and layers are
-not in it.
+For fla, the table covers the recurrent forms in its files `naive.py`, not its chunked and parallel forms, kernels and
+layers.
 
-✓ holds, ✗ does not, – does not apply (the module has no such thing, or nobody marked its coefficients).
+✓ holds, ✗ does not, – does not apply (the module lacks the feature, or its coefficients are not marked).
 """
 
 
@@ -323,17 +322,17 @@ def _version(package: str) -> str:
 
 
 def printed(lines: str) -> str:
-    """Return what lines of Python print in fla's clone, or the last line of their traceback.
+    """Run lines of Python in fla's clone; return their output, or the last line of their traceback.
 
     Raises:
-        ValueError: they print nothing.
+        ValueError: the lines print nothing.
     """
     command = [sys.executable, "-W", "ignore", "-c", lines]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ended = subprocess.run(command, cwd=FLA, env=environment, capture_output=True, text=True, check=False, timeout=300)
     found = ended.stdout.strip() if ended.returncode == 0 else ended.stderr.strip().splitlines()[-1]
     if not found:
-        raise ValueError(f"lines that ought to show a failure ran and printed nothing:\n{lines}")
+        raise ValueError(f"lines that should show a failure printed nothing:\n{lines}")
     return found
 
 
@@ -353,8 +352,8 @@ def page(found: Mapping[str, Report]) -> Iterator[str]:
         yield from table([topic, *(f"`{name}`" for name in names)], rows, "l" + "c" * len(names))
         yield ""
     yield "## Each ✗ explained\n"
-    yield "The remarks come from the packages' code. Lines of Python show a failure without this project; their output"
-    yield "follows. Each command checks a property again if the package is installed.\n"
+    yield "The remarks are based on the packages' code. Lines of Python, with their output, show a failure without this"
+    yield "project. Each command repeats one check if the package is installed.\n"
     failed = [(title, finding) for title, report in found.items() for finding in report.failed]
     for remark in dict.fromkeys(REMARKS[title, finding.property] for title, finding in failed):
         of_it = [(title, finding) for title, finding in failed if REMARKS[title, finding.property] == remark]
@@ -369,7 +368,7 @@ def page(found: Mapping[str, Report]) -> Iterator[str]:
     yield "## Further measurements\n"
     rows = []
     for title, report in found.items():
-        # A detail starts with what was done; the time in costs is not measured on a machine that others use.
+        # Cut the description before the colon, and the time in costs, which other work on the machine disturbs.
         details = {each.property: each.detail.partition(": ")[2] or each.detail for each in report.findings}
         rows.append([title, details["gradient_decay"], details["costs"].partition(", ")[2], details["state_size"]])
     yield from table(("module", "gradient against distance", "memory", "state"), rows)

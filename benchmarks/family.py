@@ -32,17 +32,16 @@ def _sizes(sizes: Sizes, seq_len: int) -> recurrences.Sizes:
 
 
 def family(sizes: Sizes) -> Section:
-    """Measure whole sequences, memory and one step of each recurrence against its peer."""
+    """Compare each recurrence with its peer: whole sequences, memory, and one decoding step."""
     heads = f"batch 1, length {sizes.family_length}, 4 heads of width {sizes.family_width}"
     section = Section(
         f"The ops of the mixers at {heads}, {all_cores()} threads, and one decoding step with one thread. The peer"
         " transformers is its path without CUDA: Qwen3-Next, Kimi Linear, xLSTM, RecurrentGemma. minGRU's published"
-        " form is a cumulative log-sum-exp over the sequence, its step one interpolation. Ours is the same step, five"
-        " small operations where the peer has six, so that little can be gained. mLSTM's step is twenty and more"
-        " operations on both sides, most of them on one number per head. Where nobody publishes a form for CPUs, the"
-        " peer is a loop over `unbind`. sLSTM is measured with its input map against torch's LSTM of the same width,"
-        " another recurrence (every unit sees every unit), whose loop is oneDNN's. Memory is what torch allocates for"
-        " forward + backward."
+        " form is a cumulative log-sum-exp over the sequence, its step one interpolation. Our step has five small"
+        " operations instead of six, so there is little to gain. mLSTM's step has more than twenty operations on both"
+        " sides, most of them on one number per head. If no form for CPUs is published, the peer is a loop over"
+        " `unbind`. sLSTM with its input map is compared with torch's LSTM of the same width, a different recurrence"
+        " (dense, not per head) whose loop is oneDNN's. Memory is torch's peak allocation in forward + backward."
     )
     table = _table("op")
     decoding = Table("One step, no gradient", ["op", "peer", "µs", "peer / zoo"])
@@ -61,16 +60,16 @@ def family(sizes: Sizes) -> Section:
 
 
 def whole_layers(sizes: Sizes) -> Section:
-    """Measure whole layers and their memory against those of other libraries."""
+    """Compare whole layers with other libraries: time and memory."""
     heads = f"batch 1, length {sizes.family_length}, 4 heads of width {sizes.family_width}"
     section = Section(
         f"Whole layers, projections included, at {heads}, {all_cores()} threads, with the gradients of all parameters."
-        " transformers is DeepSeek-V3, DeepSeek-V3.2 (64 positions chosen) and MiniMax, whose softmax is torch's fused"
-        " kernel, as ours is, and RWKV-4, a Python loop over positions. titans-pytorch runs a linear memory with a"
-        " gradient step per position. The blocks of native-sparse-attention-pytorch are ours: 32 positions, four for a"
-        " query, a window of 64. The last two are measured if they are installed. The projections, which both sides"
-        " have, are a large part of lightning attention's time and bound its ratio. Memory is what torch allocates"
-        " for forward + backward."
+        " The peer transformers is DeepSeek-V3, DeepSeek-V3.2 (64 chosen positions) and MiniMax, which use torch's"
+        " fused softmax kernel as ours do, and RWKV-4, a Python loop over positions. titans-pytorch has a linear memory"
+        " with a gradient step per position. native-sparse-attention-pytorch has our block sizes: 32 positions, four"
+        " per query, a window of 64. The last two are measured only if installed. Both sides of lightning attention"
+        " spend much of their time in projections, which limits the ratio. Memory is torch's peak allocation in forward"
+        " + backward."
     )
     table = _table("layer")
     for name in layers.available():
@@ -86,7 +85,7 @@ def _table(first: str) -> Table:
 
 
 def _compare(section: Section, table: Table, name: str, sizes: Sizes, least: float) -> None:
-    """Add a row and its targets: times in turns, and memory."""
+    """Add a row and its targets: times, measured in turns, and memory."""
     given = _runs(name, _sizes(sizes, sizes.family_length))
     peer = list(given)[1]
     with threads(all_cores()):
@@ -103,7 +102,7 @@ def _compare(section: Section, table: Table, name: str, sizes: Sizes, least: flo
 
 
 def _runs(name: str, n: recurrences.Sizes) -> dict[str, tuple[peers.Form, tuple[Tensor, ...]]]:
-    """Return form and inputs by implementation, ours first."""
+    """Return {implementation: (form, inputs)}, ours first."""
     if name in layers.PAIRS:
         torch.manual_seed(0)
         return layers.forms(name, n, peers.generator())
@@ -115,7 +114,7 @@ def _runs(name: str, n: recurrences.Sizes) -> dict[str, tuple[peers.Form, tuple[
 
 
 def _steps(name: str, n: recurrences.Sizes, count: int) -> dict[str, Run]:
-    """Return `count` steps by implementation, ours first."""
+    """Return {implementation: a run of `count` decoding steps}, ours first."""
     if name == "slstm":
         cells = recurrences.cells(n, peers.generator()).items()
         return {who: repeated(partial(step, *inputs), state, count) for who, (_, step, inputs, state) in cells}

@@ -1,11 +1,10 @@
-"""Time the way from a fresh clone to a trained model: `make train`, wall times.
+"""Measure the wall time of `make train` in a fresh clone, from nothing to a trained model.
 
     python -m benchmarks.first_run            with pip, and with uv if it is on the PATH
 
-Clones the commit that is checked out into a temporary folder, without any cache of packages, data or compiled code,
-sets up the environment as `make train` does, then trains its default model. Packages come from the index that pip and
-uv are configured to use, so the time of the set-up includes the network. Writes `benchmarks/first_run.md` and the lines
-in the README.
+Clones the checked-out commit into a temporary folder, without caches of packages, data or compiled code, sets up the
+environment as `make train` does, then trains its default model. Packages come from the configured index of pip and uv,
+so the time of the set-up includes the network. Writes `benchmarks/first_run.md` and the lines in the README.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "benchmarks" / "first_run.md"
 README = ROOT / "README.md"
 SET_UP = ".venv/.installed-train"
-"""The target of the Makefile that `make train` waits for."""
+"""The Makefile target for the environment of `make train`."""
 
 
 @dataclass(frozen=True)
 class FirstRun:
-    """One way from nothing to a trained model; times in seconds of wall time."""
+    """Result of one first run with one installer; times are wall time in seconds."""
 
     installer: str
     set_up: float
@@ -49,8 +48,8 @@ def measure(installer: str, uv: str) -> FirstRun:
     """Clone, set up and train in a temporary folder.
 
     Args:
-        installer: its name in the table.
-        uv: path of the program; empty for pip without uv.
+        installer: name of the installer in the table.
+        uv: path of uv; empty for pip.
     """
     with tempfile.TemporaryDirectory() as scratch:
         clone = Path(scratch, "clone")
@@ -79,14 +78,14 @@ def render(runs: list[FirstRun], measured: str) -> str:
 
 
 def summary(runs: list[FirstRun], measured: str) -> str:
-    """Return the lines in the README."""
+    """Return the lines for the README."""
     found = [f"{run.whole:.0f} s with {run.installer}, {run.set_up:.0f} s of it for set-up" for run in runs]
     lines = [f"From a fresh clone without caches to a trained model: {'; '.join(found)},"]
     return "\n".join([*lines, f"on {measured} ([first_run.md](benchmarks/first_run.md))."]) + "\n"
 
 
 def main() -> None:
-    """Measure each installer and publish."""
+    """Measure each installer; write the page and the README."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     uv, load = shutil.which("uv"), os.getloadavg()[0]
     installers = {"pip": ""} | ({"uv": uv} if uv else {})
@@ -94,7 +93,7 @@ def main() -> None:
     for installer, program in installers.items():
         runs.append(measure(installer, program))
         print(f"{installer}: set-up {runs[-1].set_up:.0f} s, training {runs[-1].train:.0f} s", flush=True)
-    # Times beside other work are too long: the load before the runs is named.
+    # Other work makes the times too long, so the page shows the load before the runs.
     measured = describe_machine() + (f", beside other work at a load of {load:.1f}" if load > 0.5 else "")
     write_atomically(TABLE, render(runs, measured))
     write_atomically(README, replace_part(README.read_text(encoding="utf-8"), "first run", summary(runs, measured)))

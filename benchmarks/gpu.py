@@ -4,9 +4,9 @@
     python -m benchmarks.gpu --only scan steps   these sections; the page keeps the others as they were
     python -m benchmarks.gpu --tune              the scan under other tiles, printed and not published
 
-First it runs the tests of what is timed, on the device, and measures nothing if they fail. Public kernels are included
-if they can be imported (`mamba_ssm`, `fla`) and listed as missing if not; nothing else is needed. Candidates take turns
-in one process and are timed by CUDA events; medians are kept. The page is written after every line that is measured.
+The tests of the measured code run first, on the device; if they fail, nothing is measured. Public kernels are optional:
+`mamba_ssm` and `fla` are included if they can be imported, and listed as missing if not. Candidates take turns in one
+process and are timed by CUDA events; medians are reported. The page is written after every measured row.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ RESULTS, PAGE = "benchmarks/gpu.json", "docs/performance_gpu.md"
 
 SCAN_SHAPES = ((8, 2048, 1536, 16), (1, 65536, 1536, 16))  # batch, seq_len, d_inner, d_state
 HEADS_SHAPE = (4, 4096, 16, 128)  # batch, seq_len, heads, width of keys and of values
-STREAMED = (1_000_000, 4096)  # positions, and how many at a time
+STREAMED = (1_000_000, 4096)  # positions, and positions per chunk
 ENDLESS: dict[str, dict[str, Any]] = {
     "selective_ssm": {},
     "gated_delta_net": {},
@@ -71,7 +71,7 @@ TYPES = (torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Model:
-    """A language model of about 130 million parameters and its batch."""
+    """Sizes of a language model with about 130 million parameters, and of its batch."""
 
     d_model: int = 768
     d_head: int = 64
@@ -83,17 +83,17 @@ class Model:
 
 MODEL = Model()
 LENGTHS = {4096: 4, 8192: 2, 16384: 1, 32768: 1}
-"""The batch of a step at each length."""
+"""Sequence length -> batch size of a step."""
 
 # Counting and timing.
 
 
 def scan_bytes(batch: int, seq_len: int, d_inner: int, d_state: int, size: int) -> tuple[int, int]:
-    """Count the bytes that any selective scan must move, each tensor once; x's numbers have `size` bytes.
+    """Count the bytes that any selective scan must move, forward and backward; an entry of x has `size` bytes.
 
-    Forward reads x, dt, B, C, A and a state and writes y and a state. Backward reads x, dt, B, C, A and the gradients
-    of y and the final state, and writes a gradient for each of the six inputs. States that an implementation keeps in
-    between are not counted.
+    Each tensor counts once. Forward reads x, dt, B, C, A and a state and writes y and a state. Backward reads x, dt, B,
+    C, A and the gradients of y and the final state, and writes a gradient for each of the six inputs. Intermediate
+    states of an implementation do not count.
     """
     wide, narrow = batch * seq_len * d_inner * size, batch * seq_len * d_state * size
     rates, state = 4 * d_inner * d_state, 4 * batch * d_inner * d_state
@@ -101,14 +101,14 @@ def scan_bytes(batch: int, seq_len: int, d_inner: int, d_state: int, size: int) 
 
 
 def timed(candidates: Mapping[str, Run], rounds: int = ROUNDS) -> dict[str, float]:
-    """Return the median seconds of each candidate on the device; in every round each has its turn."""
-    for run in candidates.values():  # compiles; the first turn, which is not measured, fills the allocator
+    """Return the median seconds of each candidate on the device; all take turns in every round."""
+    for run in candidates.values():  # compile; the warm-up of `interleaved` then fills the allocator
         run()
     return interleaved(candidates, rounds, math.inf, _device_seconds)
 
 
 def _device_seconds(run: Run) -> float:
-    """Return the seconds of the device alone: it is kept busy until the host has handed over what is measured."""
+    """Return the device time of a run; the device first sleeps, so that the host can queue the run."""
     torch.cuda._sleep(2_000_000)  # cycles, about a millisecond
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
@@ -126,7 +126,7 @@ def copy_bandwidth() -> float:
 
 
 def available(kernels: Mapping[str, str]) -> tuple[dict[str, Callable[..., Any]], list[str]]:
-    """Return functions by their shown names, from "module:function", and the names of those not installed."""
+    """Import functions given as {name: "module:function"}; return them by name, and the names of missing ones."""
     found, missing = {}, []
     for name, place in kernels.items():
         module, _, function = place.partition(":")
@@ -150,21 +150,21 @@ def passes(form: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[Run, 
 
 
 def difference(ours: Tensor, theirs: Tensor) -> float:
-    """|ours - theirs| / |theirs|."""
+    """Return |ours - theirs| / |theirs|."""
     return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
 
 
-# The sections: each yields itself after every line, so that what was measured is kept.
+# The sections. Each yields itself after every row, so that an interrupted run keeps its measurements.
 
 
 def scan() -> Iterator[Section]:
-    """Measure the selective scan against the memory floor and mamba_ssm's."""
+    """Compare the selective scan with the memory floor and with mamba_ssm."""
     found, missing = available({"mamba_ssm": "mamba_ssm.ops.selective_scan_interface:selective_scan_fn"})
     bandwidth = copy_bandwidth()
     section = Section(
-        f"The state is float32. The floor is the bytes that must be moved, each tensor once, at the"
-        f" {bandwidth / 1e12:.2f} TB/s that a copy reaches here; the floor of memory is the output, its gradient and"
-        f" those of the inputs.{_absent(missing)}"
+        f"The state is float32. The floor of time is the bytes that must be moved, each tensor once, at the"
+        f" {bandwidth / 1e12:.2f} TB/s of a copy on this device. The floor of memory is the output and the gradients of"
+        f" output and inputs.{_absent(missing)}"
     )
     columns = ["ours ms", "GB", "floor ms", "ours / floor", "mamba_ssm / ours", "memory / floor", "mamba_ssm's"]
     table = Table("", ["batch, length, d_inner, N", "numbers", "pass", *columns])
@@ -194,13 +194,13 @@ def scan() -> Iterator[Section]:
 
 
 def gradient_bytes(form: Callable[..., Tensor], inputs: Sequence[Tensor]) -> int:
-    """Count what is there after a forward and a backward pass in any case: output, gradients."""
+    """Count the bytes that any forward and backward pass must allocate: the output and all gradients."""
     with torch.no_grad():
         return 2 * form(*inputs).nbytes + sum(t.nbytes for t in inputs)
 
 
 def peak_above(form: Callable[..., Tensor], inputs: Sequence[Tensor]) -> int:
-    """Return the bytes that torch holds at most in a forward and a backward pass, beside the inputs."""
+    """Return torch's peak allocation in a forward and a backward pass, above the inputs."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     leaves = [t.detach().requires_grad_() for t in inputs]
@@ -210,12 +210,12 @@ def peak_above(form: Callable[..., Tensor], inputs: Sequence[Tensor]) -> int:
 
 
 def _scan(*inputs: Tensor) -> Tensor:
-    """Call the scan as the mixers do: they have made dt and A with the right sign."""
+    """Call the scan as the mixers do, without checks of the signs of dt and A."""
     return selective_scan(*inputs, check=False)[0]
 
 
 def _time_last(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return what mamba_ssm takes: (batch, channels, seq), in memory too, so that no copy is charged to it."""
+    """Return the inputs in mamba_ssm's memory layout (batch, channels, seq), so that it needs no copy."""
     x, dt, A, B, C = inputs
     x, dt, B, C = (t.transpose(1, 2).contiguous() for t in (x, dt, B, C))
     return [x, dt, A, B, C]
@@ -226,7 +226,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def chunked() -> Iterator[Section]:
-    """SSD, the delta rules and gated linear attention against flash-linear-attention."""
+    """Compare SSD, the delta rules and gated linear attention with flash-linear-attention."""
     kernels = {
         "ssd": "fla.ops.simple_gla:chunk_simple_gla",
         "delta rule": "fla.ops.delta_rule:chunk_delta_rule",
@@ -236,9 +236,9 @@ def chunked() -> Iterator[Section]:
     found, missing = available(kernels)
     batch, seq_len, heads, width = HEADS_SHAPE
     section = Section(
-        f"batch {batch}, length {seq_len}, {heads} heads of keys and values of width {width}. Ours computes products in"
-        " the numbers of the column and states in float32. fla's kernels are made for bfloat16, and both get inputs in"
-        " it there. The last column shows that both compute the same map."
+        f"batch {batch}, length {seq_len}, {heads} heads with keys and values of width {width}. Our products are in the"
+        " precision of the column `numbers`, our states in float32. fla's kernels are made for bfloat16; there both get"
+        " bfloat16 inputs. The last column shows that both compute the same map."
         f"{_absent([f'fla ({name})' for name in missing])}"
     )
     columns = ["ours ms", "fla ms", "fla / ours", "memory / floor", "fla's", "difference"]
@@ -269,7 +269,7 @@ def chunked() -> Iterator[Section]:
 
 
 def _runs(run: Run) -> bool:
-    """Return whether this runs: fla refuses some backward passes where Triton makes wrong code of them."""
+    """Return whether this runs: fla raises for some backward passes that Triton would compile wrongly."""
     try:
         run()
     except RuntimeError as error:
@@ -279,7 +279,7 @@ def _runs(run: Run) -> bool:
 
 
 def _in_numbers(form: Callable[..., Tensor], numbers: str) -> Callable[..., Tensor]:
-    """Let products be in full float32, in tf32, or in bfloat16 as autocast rounds their operands."""
+    """Run `form` with products in float32, in tf32, or in bfloat16 by autocast."""
 
     def run(*inputs: Tensor) -> Tensor:
         torch.set_float32_matmul_precision("high" if numbers == "tf32" else "highest")
@@ -293,7 +293,7 @@ def _in_numbers(form: Callable[..., Tensor], numbers: str) -> Callable[..., Tens
 
 
 def _head_inputs(name: str, dtype: torch.dtype) -> list[Tensor]:
-    """q, k, v (batch, seq, heads, width) and what else the map has, in fla's order: decay, or beta, or both."""
+    """Draw q, k, v (batch, seq, heads, width), then the map's log-decay or beta or both, in fla's order."""
     draw = generator()
     batch, seq_len, heads, width = HEADS_SHAPE
     q, k, v = (torch.randn(batch, seq_len, heads, width, generator=draw) for _ in range(3))
@@ -306,7 +306,7 @@ def _head_inputs(name: str, dtype: torch.dtype) -> list[Tensor]:
 
 
 def _ours(name: str) -> Callable[..., Tensor]:
-    """Compute the zoo's map in fla's layout, from the empty state."""
+    """Return our map with fla's layout, from the empty state."""
 
     def form(*inputs: Tensor) -> Tensor:
         q, k, v, *more = (t.transpose(1, 2) for t in inputs)
@@ -327,12 +327,12 @@ def _theirs(kernel: Callable[..., Any]) -> Callable[..., Tensor]:
 
 
 def kernels() -> Iterator[Section]:
-    """Measure the Triton kernels against the same maps in torch, and their difference."""
+    """Compare our Triton kernels with the same maps in torch: speed and difference."""
     batch, seq_len, heads, width = HEADS_SHAPE
     section = Section(
-        "Each kernel of the zoo, and FlexAttention, against plain operations of torch: the scan at the first shape"
-        f" above, the others at batch {batch}, length {seq_len}, {heads} heads of width {width}. float32, but for"
-        " SSD and the delta rule, whose products have operands in bfloat16 by autocast."
+        "Each kernel of the zoo, and FlexAttention, compared with plain torch operations. The scan has the first shape"
+        f" above, the others batch {batch}, length {seq_len}, {heads} heads of width {width}. All are in float32 except"
+        " SSD and the delta rule, whose products have bfloat16 operands by autocast."
     )
     table = Table("", ["kernel", "pass", "Triton ms", "torch ms", "torch / Triton", "difference"])
     section.tables.append(table)
@@ -358,7 +358,7 @@ def kernels() -> Iterator[Section]:
 
 
 def in_torch(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `run` without the kernels: also a backward pass, which chooses anew."""
+    """Return `run` without Triton kernels; wrap a backward pass too, because it selects its kernel when it runs."""
 
     def without(*given: Any) -> Any:
         with contextlib.ExitStack() as stack:
@@ -405,32 +405,33 @@ def _slstm_inputs() -> list[Tensor]:
 
 
 def options(name: str, seq_len: int) -> dict[str, Any]:
-    """Return heads as wide as the model's, where a mixer has heads, and a longest sequence where it must know one."""
+    """Return the options of a mixer in the model: its number of heads and its maximal length, if it has them."""
     takes = inspect.signature(mixer_class(name)).parameters
     heads = "n_heads" in takes or name in ("hybrid", "parallel_hybrid")
     return reaching(name, seq_len) | ({"n_heads": MODEL.d_model // MODEL.d_head} if heads else {})
 
 
 def training_step(name: str, seq_len: int, batch_size: int, *, compiled: bool = False) -> Run:
-    """Return one step of the model, in bfloat16 by autocast; `compiled`: each layer by torch.compile."""
+    """Return one step of the model, in bfloat16 by autocast; with `compiled`, each layer goes through torch.compile."""
     torch.manual_seed(0)
     with torch.device(DEVICE):
         mixer = {"name": name, **options(name, seq_len)}
         sizes = {"n_layers": MODEL.n_layers, "n_outputs": MODEL.vocab_size, "vocab_size": MODEL.vocab_size}
         model = Backbone(mixer, MODEL.d_model, **sizes)
     if compiled:
-        for layer in model.layers.chain():  # equal layers share their code: that of a whole model takes minutes
+        for layer in model.layers.chain():  # equal layers share their code; compiling the whole model takes minutes
             layer.stream = torch.compile(layer.stream)
     return step_of(model, batch_size, seq_len, half=True)
 
 
 def steps() -> Iterator[Section]:
-    """Measure a training step of each mixer, and see whether it makes the host wait."""
+    """Measure a training step of each mixer, and whether it makes the host wait."""
     section = Section(
         f"One training step (forward, backward, AdamW) of {MODEL.n_layers} layers at d_model {MODEL.d_model} with"
-        f" SwiGLU and {MODEL.vocab_size:,} tokens, about 130 million parameters with attention, heads {MODEL.d_head}"
-        f" wide; length {MODEL.seq_len:,}, batch {MODEL.batch_size}, bfloat16 by autocast, in turns with attention's;"
-        " the highest memory that torch held; whether the host waits for the device in a step."
+        f" SwiGLU and {MODEL.vocab_size:,} tokens, about 130 million parameters with attention, heads of width"
+        f" {MODEL.d_head}; length {MODEL.seq_len:,}, batch {MODEL.batch_size}, bfloat16 by autocast, in turns with"
+        " attention's step. Memory is torch's peak allocation. The last column shows whether the host waits for the"
+        " device in a step."
     )
     table = Table("", ["mixer", "ms/step", "tokens/s", "/ attention's", "peak GB", "waits"])
     section.tables.append(table)
@@ -458,10 +459,10 @@ def steps() -> Iterator[Section]:
 
 
 def compiled() -> Iterator[Section]:
-    """Measure a training step whose layers torch.compile has made."""
+    """Measure a training step with compiled layers."""
     section = Section(
-        "The steps above with each layer through torch.compile, in turns with the same step as it is and with"
-        " attention's, compiled."
+        "The steps above with each layer through torch.compile, in turns with the uncompiled step and with attention's"
+        " compiled step."
     )
     table = Table("", ["mixer", "ms/step", "compiled", "times as fast", "compiled / attention's, compiled"])
     section.tables.append(table)
@@ -479,7 +480,7 @@ def compiled() -> Iterator[Section]:
 
 
 def graphs() -> Iterator[Section]:
-    """Capture a training step of each mixer as a CUDA graph, in a process of its own: a failure spoils all after it."""
+    """Capture a training step of each mixer as a CUDA graph, in separate processes, since a failure breaks CUDA."""
     section = Section("A training step as above, captured as one CUDA graph and replayed.")
     table = Table("", ["mixer", "ms as a graph", "why not"])
     section.tables.append(table)
@@ -492,7 +493,7 @@ def _replayed(name: str) -> tuple[float | None, str | None]:
     try:
         replay = captured(training_step(name, MODEL.seq_len, MODEL.batch_size))
         return 1e3 * timed({name: replay}, STEP_ROUNDS)[name], None
-    except RuntimeError as error:  # also where memory is out
+    except RuntimeError as error:  # also out of memory
         return None, str(error).partition("\n")[0]
 
 
@@ -501,7 +502,7 @@ def lengths() -> Iterator[Section]:
     section = Section(
         "A training step as above at length L, "
         + ", ".join(f"batch {batch} at {n:,}" for n, batch in LENGTHS.items())
-        + ": tokens a second as multiples of attention's in turns, and the highest memory in GB."
+        + ": tokens per second as multiples of attention's, measured in turns, and peak memory in GB."
     )
     heads = [f"{what} at {n:,}" for what in ("speed", "GB") for n in LENGTHS]
     table = Table("", ["mixer", *heads])
@@ -527,7 +528,7 @@ def lengths() -> Iterator[Section]:
 
 
 def waits(step: Run) -> str:
-    """Return whether the host waits for the device in a step: torch raises where it would."""
+    """Return "no" if the host does not wait for the device in a step, else torch's error about the first wait."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         step()
@@ -539,14 +540,14 @@ def waits(step: Run) -> str:
 
 
 def captured(step: Run) -> Run:
-    """Return a step as one CUDA graph.
+    """Return the replay of a step that is captured as one CUDA graph.
 
     Raises:
-        RuntimeError: something in it cannot be captured.
+        RuntimeError: part of the step cannot be captured.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # as torch asks: what is allocated once is there before the capture
+    with torch.cuda.stream(side):  # torch requires a warm-up: one-time allocations must precede the capture
         step()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
@@ -559,9 +560,9 @@ def stream() -> Iterator[Section]:
     """Measure a million tokens through `stream`."""
     n_tokens, chunk = STREAMED
     section = Section(
-        f"{n_tokens:,} positions at d_model {MODEL.d_model}, batch of one, {chunk:,} at a time, each chunk from the"
-        " state that the last one left; float32, without gradients. The highest memory that torch held in the first"
-        " tenth, and in all."
+        f"{n_tokens:,} positions at d_model {MODEL.d_model}, batch 1, in chunks of {chunk:,} that continue from the"
+        " previous state; float32, without gradients. Memory is torch's peak allocation over the first tenth, and over"
+        " all positions."
     )
     table = Table("", ["mixer", "tokens/s", "MB, first tenth", "MB", "state MB"])
     section.tables.append(table)
@@ -588,7 +589,7 @@ def _streamed(mixer: SequenceMixer, x: Tensor, n_tokens: int) -> Any:
 
 
 def end_to_end() -> Iterator[Section]:
-    """`train.py --mixer hybrid`: eager and compiled, float32 and bfloat16."""
+    """Measure `train.py --mixer hybrid`: eager and compiled, float32 and bfloat16."""
     variants = [(precision, compiled) for precision in ("32", "bf16-mixed") for compiled in ("false", "true")]
     rates: dict[tuple[str, str], list[float]] = {variant: [] for variant in variants}
     for _ in range(3):
@@ -603,9 +604,7 @@ def end_to_end() -> Iterator[Section]:
     for (precision, compiled), each in rates.items():
         rate = statistics.median(each)
         table.rows.append([precision, "yes" if compiled == "true" else "no", int(rate), rate / eager])
-    about = (
-        "What `python train.py --mixer hybrid --d_model 256 --batch_size 64` reports on MQAR; medians of three runs."
-    )
+    about = "Reported by `python train.py --mixer hybrid --d_model 256 --batch_size 64` on MQAR; medians of three runs."
     yield Section(about, [table])
 
 
@@ -629,7 +628,7 @@ TILES = ((8, 1), (16, 1), (16, 2), (16, 4), (32, 2), (32, 4))  # channels, warps
 
 
 def tune() -> None:
-    """Print the times of the scan for tiles and steps around the ones that are set in zoo/ops/scan_triton.py."""
+    """Print the times of the scan for tiles and steps around the defaults of zoo/ops/scan_triton.py."""
     from zoo.ops import scan_triton
 
     for shape, step, (channels, warps) in itertools.product(SCAN_SHAPES, STEPS, TILES):
@@ -650,7 +649,7 @@ def tune() -> None:
 
 
 def page(results: Mapping[str, Any]) -> str:
-    """docs/performance_gpu.md, from what benchmarks/gpu.json holds."""
+    """Return the text of docs/performance_gpu.md for the contents of benchmarks/gpu.json."""
     lines = ["# Performance on a GPU", ""]
     lines += ["Made by `python -m benchmarks.gpu`; edit that, not this page. Ratios are of"]
     lines += ["medians, measured in turns in one process. On a CPU: [performance](performance.md).", ""]
@@ -661,11 +660,11 @@ def page(results: Mapping[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmarks and return the exit status: 2 without a CUDA device, or where the tests fail."""
+    """Run the benchmarks and return the exit status: 2 without a CUDA device, or if the tests fail."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), metavar="SECTION", help=", ".join(SECTIONS))
     parser.add_argument("--tune", action="store_true", help="time the scan under other tiles and stop")
-    parser.add_argument("--out", type=Path, default=ROOT, help="folder in the place of the repository's root")
+    parser.add_argument("--out", type=Path, default=ROOT, help="output folder; default the repository's root")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("gpu.py: error: no CUDA device here; on a CPU: python -m benchmarks.performance", file=sys.stderr)
@@ -674,7 +673,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tune()
         return 0
     if not tests_pass(TESTS):
-        print("gpu.py: error: the tests of what is timed fail; nothing was measured", file=sys.stderr)
+        print("gpu.py: error: tests of the measured code fail; nothing was measured", file=sys.stderr)
         return 2
     results = read_results(options.out / RESULTS)
     for name in options.only or SECTIONS:

@@ -1,9 +1,9 @@
-"""Count the operations of each mixer on meta tensors, for which the code of CUDA runs: `docs/launches.md`.
+"""Count the kernel launches of each mixer on meta tensors, which take the code path of CUDA: `docs/launches.md`.
 
     python -m benchmarks.launches [--only MIXER ...]
 
-An operation that computes is a launch on a GPU; views and allocations are none. A Triton kernel of the zoo and a kernel
-of cuDNN are one operation each. The numbers depend on no machine: tests/project/test_launches.py bounds them.
+Each operation that computes is a launch on a GPU; views and allocations are not. A Triton kernel of the zoo or a kernel
+of cuDNN is one operation. The numbers are the same on every machine; tests/project/test_launches.py bounds them.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ class _Counter(TorchDispatchMode):
 
 
 def reaching(name: str, seq_len: int) -> dict[str, int]:
-    """Return the option that lets a mixer take so many positions, if it has a limit."""
+    """Return the option that raises a mixer's maximal length to `seq_len`; empty if it has no limit."""
     if n_levels := MIXERS.entry(name).options.get("n_levels"):
         return {"n_levels": max(n_levels, 1 + (seq_len - 1).bit_length())}
     return {"max_seq_len": seq_len} if "max_seq_len" in inspect.signature(mixer_class(name)).parameters else {}
 
 
 def mixer_and_input(name: str, seq_len: int, d_model: int, device: str) -> tuple[SequenceMixer, Tensor]:
-    """Return a mixer that takes `seq_len` positions, and an uninitialised input of `BATCH` rows."""
+    """Return a mixer for `seq_len` positions, and an uninitialised input of `BATCH` rows."""
     with torch.device(device):
         mixer = create_mixer(name, d_model, **reaching(name, seq_len))
         return mixer, torch.empty(BATCH, seq_len, d_model, requires_grad=True)
 
 
 def launches(name: str, seq_len: int, d_model: int = D_MODEL) -> tuple[Counter[str], Counter[str]]:
-    """Return the operations of a layer, forward and backward, by name."""
+    """Count the operations of a layer by name, forward and backward."""
     mixer, x = mixer_and_input(name, seq_len, d_model, "meta")
     with _Counter() as forward:
         y = mixer(x)
@@ -80,7 +80,7 @@ def launches(name: str, seq_len: int, d_model: int = D_MODEL) -> tuple[Counter[s
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="MIXER", help="print the operations of these by name instead")
+    parser.add_argument("--only", nargs="+", metavar="MIXER", help="only print the operations of these mixers")
     options = parser.parse_args(argv)
     for name in options.only or ():
         for direction, found in zip(("forward", "backward"), launches(name, LENGTHS[0]), strict=True):
@@ -92,12 +92,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in list_mixers():
         table.rows.append([name, *(found.total() for n in LENGTHS for found in launches(name, n))])
     lines = ["# Launches on a GPU", "", "Made by `python -m benchmarks.launches`; edit that, not this page.", ""]
-    lines += [
-        f"Operations of one layer that compute something, at batch {BATCH} and d_model {D_MODEL:,}, counted on meta"
-    ]
-    lines += ["tensors, for which the code of CUDA runs. A Triton kernel of the zoo or a kernel of cuDNN is one"]
-    lines += ["operation; so is FlexAttention in forgetting_attention, with some twenty small operations around its"]
-    lines += ["kernel. The columns name the direction and the number of positions.", ""]
+    lines += [f"Kernel launches of one layer at batch {BATCH} and d_model {D_MODEL:,}: its operations except views and"]
+    lines += ["allocations, counted on meta tensors, which take the code path of CUDA. A Triton kernel of the zoo or a"]
+    lines += ["kernel of cuDNN counts as one; so does FlexAttention in forgetting_attention, although it adds about"]
+    lines += ["twenty small operations around its kernel. Columns are direction and number of positions.", ""]
     write_atomically(PAGE, "\n".join([*lines, *render_table(table)]))
     return 0
 

@@ -1,9 +1,9 @@
-"""Whole layers and their peers in other libraries: the same widths, each with weights of its own.
+"""Whole layers and their peers in other libraries, with the same widths and independent weights.
 
-Forms take x (batch, seq, d_model) and the layer's parameters. tests/upstream compares the numbers of mla, dsa,
-lightning_attention, rwkv4 and titans with these peers; the peer of nsa also compresses by a trained map. transformers
-(extra `bench`) is called as it is installed, with torch's fused kernel for softmax attention. titans-pytorch and
-native-sparse-attention-pytorch belong to no extra: install them where Python finds them, or they are left out.
+Forms take x (batch, seq, d_model) and the layer's parameters. tests/upstream compares the outputs of mla, dsa,
+lightning_attention, rwkv4 and titans with these peers; the peer of nsa differs, because it compresses by a trained map.
+transformers (extra `bench`) runs as installed, with torch's fused kernel for softmax attention. titans-pytorch and
+native-sparse-attention-pytorch are in no extra; they are left out unless you install them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.recurrences import Sizes
 from zoo.registry import create_mixer
 
 Peer = tuple[nn.Module, Callable[[Tensor], dict[str, Any]]]
-"""A layer, and the arguments besides the input that it is called with."""
+"""A layer, and a function from its input to the other arguments of its call."""
 
 
 class Pair(NamedTuple):
@@ -30,8 +30,8 @@ class Pair(NamedTuple):
 
     Attributes:
         package: package of the peer.
-        options: options of the mixer.
-        peer: makes the peer.
+        options: function from sizes to the mixer's options.
+        peer: function from sizes to the peer.
     """
 
     package: str
@@ -79,12 +79,12 @@ def _deepseek(n: Sizes, kind: str, name: str, **more: Any) -> Peer:
 
 
 def deepseek_v3(n: Sizes) -> Peer:
-    """Multi-head latent attention of DeepSeek-V3, which makes keys and values of all heads in full."""
+    """Multi-head latent attention of DeepSeek-V3, which materialises keys and values of all heads."""
     return _deepseek(n, "DeepseekV3", "deepseek_v3")
 
 
 def deepseek_v32(n: Sizes) -> Peer:
-    """Sparse attention of DeepSeek-V3.2, whose choice is a mask over all pairs of positions."""
+    """Sparse attention of DeepSeek-V3.2, which masks all pairs of positions."""
     ours = _index(n)
     index = {"index_topk": ours["top_k"], "index_n_heads": ours["n_index_heads"], "index_head_dim": ours["d_index"]}
     return _deepseek(n, "DeepseekV32", "deepseek_v32", **index)
@@ -106,7 +106,7 @@ def rwkv(n: Sizes) -> Peer:
 
 
 def titans_pytorch(n: Sizes) -> Peer:
-    """Make the linear memory of titans-pytorch, a gradient step per position."""
+    """Linear memory of titans-pytorch, with a gradient step per position."""
     file = importlib.import_module("titans_pytorch.neural_memory")
     memory, sizes = file.MemoryMLP(n.d_head, depth=1), {"dim": n.heads * n.d_head, "dim_head": n.d_head}
     plain = {"pre_rmsnorm": False, "post_rmsnorm": True, "mem_model_norm_add_residual": False}
@@ -114,7 +114,7 @@ def titans_pytorch(n: Sizes) -> Peer:
 
 
 def native_sparse_attention(n: Sizes) -> Peer:
-    """Three chosen blocks besides the own one, as top_k 4 in ours."""
+    """Native sparse attention with three chosen blocks besides the query's block, like our top_k 4."""
     layer = importlib.import_module("native_sparse_attention_pytorch").SparseAttention
     blocks = {"compress_block_size": 32, "compress_block_sliding_stride": 32, "selection_block_size": 32}
     sizes = {"dim": n.heads * n.d_head, "dim_head": n.d_head, "heads": n.heads, "sliding_window_size": 64}
@@ -137,7 +137,7 @@ def available() -> list[str]:
 
 
 def forms(name: str, n: Sizes, generator: torch.Generator) -> dict[str, tuple[Form, tuple[Tensor, ...]]]:
-    """Return form and inputs by library, ours first."""
+    """Return {library: (form, inputs)}, ours first."""
     pair, x = PAIRS[name], n.per_channel(generator)
     mixer = create_mixer(name, x.shape[2], **pair.options(n)).eval()
     peer, arguments = pair.peer(n)

@@ -1,11 +1,10 @@
-"""Measure what the mixers learn in a small budget: accuracy and wall time of whole processes, per seed.
+"""Measure accuracy and wall time of short training runs, per seed: benchmarks/learning.md.
 
     python -m benchmarks.learning            every experiment below, about half an hour on two cores
     python -m benchmarks.learning mqar       the experiments of one table
 
-Each run is one `train.py` process, timed from its start to its end: imports, data, training, evaluation. The table
-`benchmarks/learning.md` is rewritten after every run; runs that `benchmarks/learning.json` holds are not repeated,
-unless `--again` is given.
+Each run is one `train.py` process, timed as a whole: imports, data, training, evaluation. The table is rewritten after
+every run. Runs that are in `benchmarks/learning.json` are skipped unless you give `--again`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ TABLE = ROOT / "benchmarks" / "learning.md"
 
 @dataclass(frozen=True)
 class Experiment:
-    """One command, run for several seeds; `expected` says in words what it must reach."""
+    """One command, run for several seeds; `expected` is the required result in words."""
 
     task: str
     title: str
@@ -63,7 +62,7 @@ EXPERIMENTS = [
 
 
 def run(experiment: Experiment, seed: int) -> dict[str, Any]:
-    """Run one process; return its test score, chance, the wall time of the process in seconds, and the machine."""
+    """Run one process; return its test score, chance, wall time in seconds, and the machine."""
     flags = (*experiment.flags.split(), "--seed", str(seed), "--threads", str(os.cpu_count()))
     metrics, seconds = trained("--task", experiment.task, *flags)
     return {
@@ -80,7 +79,7 @@ def machines(results: dict[str, dict[str, Any]]) -> str:
 
 
 def bounds() -> dict[int, float]:
-    """Return the exact relative squared error of the best n heads for the teacher that the task regresses."""
+    """Return the exact relative squared error of the best n heads for the task's teacher."""
     import torch
 
     from tasks.generators.memory.ssm_teacher import SSMTeacher
@@ -94,7 +93,7 @@ def render(results: dict[str, dict[str, Any]]) -> str:
     """Return the table in Markdown."""
     lines = ["# What is learned in a small budget", ""]
     lines += [f"Made by `python -m benchmarks.learning` on {machines(results)}."]
-    lines += ["Wall time is that of the whole process from cold: imports, data, training, evaluation.", ""]
+    lines += ["Wall time is for the whole process: imports, data, training, evaluation.", ""]
     for task in dict.fromkeys(e.task for e in EXPERIMENTS):
         rows = [e for e in EXPERIMENTS if e.task == task and f"{e.task} {e.flags} 0" in results]
         if not rows:
@@ -117,10 +116,10 @@ def render(results: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Run what is missing, and write the table."""
+    """Run the missing experiments, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", nargs="?", choices=sorted({e.task for e in EXPERIMENTS}), help="only this table")
-    parser.add_argument("--again", action="store_true", help="repeat runs that are there already")
+    parser.add_argument("--again", action="store_true", help="repeat finished runs")
     options = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     wanted = [(e, s) for e in EXPERIMENTS for s in range(e.seeds) if options.task in (None, e.task)]

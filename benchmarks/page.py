@@ -1,4 +1,4 @@
-"""Measurements as plain data and as a page: tables, ratios, and whether each target was met."""
+"""Results of benchmarks as plain data and as Markdown: tables, and targets with their outcome."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Cell = str | float | int | None
 
 @dataclass
 class Table:
-    """Rows under a caption; numbers are kept as they were measured and rounded when shown."""
+    """A table with a caption; numbers are stored unrounded and rounded when shown."""
 
     caption: str
     columns: list[str]
@@ -43,7 +43,7 @@ class Target:
 
 @dataclass
 class Section:
-    """What one section of the benchmarks found."""
+    """Results of one section of the benchmarks."""
 
     about: str
     tables: list[Table] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Section:
 
 
 def describe_machine() -> str:
-    """Return processor, cores, Python, torch and date in one phrase: where every committed number was measured."""
+    """Return processor, cores, Python, torch and date in one phrase; it accompanies every committed number."""
     return f"{machine.describe_machine()}, {datetime.datetime.now(datetime.UTC).date()}"
 
 
@@ -85,7 +85,7 @@ def render_targets(targets: Sequence[Target]) -> list[str]:
 
 
 def render_section(title: str, section: Section, measured: str) -> list[str]:
-    """Return a section of the page: description, tables, figures, targets, and where and when it was measured."""
+    """Return a section of the page: description, tables, figures, targets, and machine and date."""
     lines = [f"## {title}", "", section.about, ""]
     for table in section.tables:
         lines += render_table(table)

@@ -1,11 +1,12 @@
-"""Print what each mixer sends between ranks and gains by them: `python -m benchmarks.parallel [--ranks 2]`.
+"""Measure sequence parallelism of each mixer: bytes sent, error and speed-up, with gloo on this machine.
 
-Ranks are gloo processes of this machine with one thread each and an equal part of the positions. In the table are the
-bytes that rank 0 sends forward and the last rank sends back, beside the bytes of the state after rank 0's positions;
-the largest difference from one process in an output or a gradient, relative to the largest number of that tensor, or to
-1 if that is smaller; and the seconds of one process for forward and backward over those of the ranks, medians in turns,
-while all processes do the same. A single layer and a single batch leave nothing to pipeline: a mixer gains here if its
-ranks work at once.
+    python -m benchmarks.parallel [--ranks 2]
+
+Each rank has one thread and an equal part of the positions. The table shows the bytes of the state after rank 0's
+positions, the bytes that rank 0 sends forward and the last rank sends back, and the largest difference in an output or
+a gradient from one process, relative to the largest entry of that tensor (at least 1). Speed-up is the time of one
+process over the time of the ranks, forward and backward, as medians measured in turns; all processes run at the same
+time in both cases. One layer and one batch leave nothing to pipeline, so a mixer gains only if its ranks work at once.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def measure(name: str, d_model: int, seq_len: int) -> Measured:
 
 
 def _together(run: Callable[[], object]) -> float:
-    """Seconds from all ranks' start to the end of the last."""
+    """Return the seconds from the common start of all ranks to the end of the last one."""
     dist.barrier()
     start = time.perf_counter()
     run()
@@ -71,7 +72,7 @@ def _together(run: Callable[[], object]) -> float:
 
 
 def run_rank(rank: int, arguments: argparse.Namespace, store: str) -> None:
-    """Measure all mixers; rank 0 prints."""
+    """Measure all mixers on this rank; rank 0 prints the table."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}/ranks", rank=rank, world_size=arguments.ranks)
     rows, own = [], -(-arguments.seq_len // arguments.ranks)

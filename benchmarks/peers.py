@@ -1,15 +1,14 @@
-"""The published forms that ours are measured against: each maps the same inputs to the same outputs, without a state.
+"""Published implementations of three SSM ops, to compare ours with; all return the same outputs, without a state.
 
-Three maps, each in the layout that a block hands over:
+The layouts are those of a block's tensors:
 
 - the selective scan of Mamba: x, dt (batch, seq, d_inner), A (d_inner, d_state), B, C (batch, seq, d_state);
 - SSD of Mamba-2: x (batch, seq, heads, d_head), dt (batch, seq, heads), A (heads), B, C (batch, seq, groups, d_state);
 - a bank of diagonal SSMs, one per channel: x (batch, seq, channels), the rest (channels, d_state) and complex.
 
 dt is positive and A negative. `SCANS`, `SSDS` and `BANKS` list the implementations, ours first;
-tests/project/test_peers.py checks that all give the same numbers. The forms written here are written from the papers;
-mamba.py and transformers are called as they are installed (extra `bench`), with what they would do on a machine without
-CUDA.
+tests/project/test_peers.py checks that their outputs agree. The forms in this file are written from the papers;
+mamba.py and transformers (extra `bench`) run as installed, in their path without CUDA.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ Form = Callable[..., Tensor]
 
 
 def generator() -> torch.Generator:
-    """Return the generator, with a fixed seed, from which each measurement draws its inputs."""
+    """Return a generator with a fixed seed, for the inputs of one measurement."""
     return torch.Generator().manual_seed(0)
 
 
 def transformers_model(name: str) -> Any:
-    """Import the file of a model of transformers, a package of the extra `bench`.
+    """Import the module of a transformers model (extra `bench`).
 
     Raises:
-        MissingExtraError: it is not installed; the message gives the command that installs it.
+        MissingExtraError: transformers is not installed; the message gives the command that installs it.
     """
     return require_extra(f"transformers.models.{name}.modeling_{name}", "bench")
 
@@ -48,15 +47,15 @@ def transformers_model(name: str) -> Any:
 
 
 def zoo_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
-    """`zoo.ops.selective_scan` with the backend that it chooses by itself."""
+    """`zoo.ops.selective_scan` with its automatic backend."""
     return selective_scan(x, dt, A, B, C)[0]
 
 
 def loop_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
-    """Loop over time, written with care for autograd: everything except the recurrence is done in bulk.
+    """Loop over time that is efficient under autograd: only the recurrence is in the loop.
 
-    Steps come from one `unbind`; indexing them one by one makes the backward quadratic, because each index allocates a
-    gradient as large as the whole.
+    Steps come from one `unbind`. Indexing them would make the backward pass quadratic, because each index allocates a
+    gradient of the full size.
     """
     decay = torch.exp(dt.unsqueeze(3) * A)
     written = (dt * x).unsqueeze(3) * B.unsqueeze(2)
@@ -68,7 +67,7 @@ def loop_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
 
 
 def mambapy_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
-    """mamba.py (PyPI `mambapy`): Blelloch's scan over all decays and inputs, which are made in full."""
+    """mamba.py (PyPI `mambapy`): Blelloch's scan over all decays and inputs, which are materialised."""
     pscan = require_extra("mambapy.pscan", "bench").pscan
     decay = torch.exp(dt.unsqueeze(3) * A)
     states = pscan(decay, dt.unsqueeze(3) * B.unsqueeze(2) * x.unsqueeze(3))
@@ -85,17 +84,17 @@ def transformers_scan(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) ->
 
 
 def zoo_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
-    """`zoo.ops.ssd`, including what the block does around it."""
+    """`zoo.ops.ssd`, including the operations of the block around it."""
     x, dt, B, C = (t.transpose(1, 2) for t in (x, dt, B, C))
     empty = x.new_zeros(len(x), x.shape[1], B.shape[3], x.shape[3])
     return ssd(C, B, dt.unsqueeze(3) * x, A.unsqueeze(1) * dt, empty)[0].transpose(1, 2)
 
 
 def minimal_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, size: int = 64) -> Tensor:
-    """Compute the four einsums of the paper: diagonal blocks, states, their recurrence as a matrix of chunks, outputs.
+    """Compute SSD by the four einsums of the paper: diagonal blocks, chunk states, their recurrence, and outputs.
 
-    Dao and Gu 2405.21060, listing 1: every einsum over all heads at once, B and C repeated for each head of a group,
-    `size` positions per block; it must divide the length of the sequence.
+    Dao and Gu 2405.21060, listing 1: every einsum over all heads at once, B and C repeated for each head of a group.
+    Blocks have `size` positions, which must divide the length of the sequence.
     """
     per_group = x.shape[2] // B.shape[2]
     u = (x * dt.unsqueeze(3)).unflatten(1, (-1, size))
@@ -112,7 +111,7 @@ def minimal_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, size: in
 
 
 def _decay_matrix(step: Tensor) -> Tensor:
-    """exp(step_{j+1} + ... + step_i) at (i, j), zero above the diagonal; the paper's stable `segsum`."""
+    """Return exp(step_{j+1} + ... + step_i) at (i, j), zero above the diagonal; the paper's stable `segsum`."""
     size = step.shape[-1]
     lower = torch.ones(size, size, dtype=torch.bool, device=step.device).tril()
     sums = step.unsqueeze(-1).expand(*step.shape, size).masked_fill(~lower.tril(-1), 0.0).cumsum(-2)
@@ -120,7 +119,7 @@ def _decay_matrix(step: Tensor) -> Tensor:
 
 
 def transformers_ssd(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, size: int = 256) -> Tensor:
-    """Run the path of transformers' Mamba-2 without CUDA, with the chunk of its configuration by default."""
+    """Run the path of transformers' Mamba-2 without CUDA, with the chunk size of its default configuration."""
     scan = transformers_model("mamba2").mamba2_chunk_scan
     return scan(x, dt, A, B, C, chunk_size=size)
 
@@ -134,7 +133,7 @@ def zoo_bank(x: Tensor, log_decay: Tensor, gain: Tensor, C: Tensor) -> Tensor:
 
 
 def vandermonde_bank(x: Tensor, log_decay: Tensor, gain: Tensor, C: Tensor) -> Tensor:
-    """Make the kernel from a full Vandermonde matrix, channels x d_state x seq, then convolve by FFT.
+    """Compute the kernel by a full Vandermonde matrix, channels x d_state x seq, then convolve by FFT.
 
     Gu et al. 2206.11893, section 3.3 and the standalone S4D layer published with it.
     """
@@ -158,7 +157,7 @@ BANKS: dict[str, Form] = {"zoo": zoo_bank, "Vandermonde in full": vandermonde_ba
 def scan_inputs(
     batch: int, seq_len: int, d_inner: int, d_state: int, generator: torch.Generator, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, ...]:
-    """x, dt, A, B, C as at the initialisation of Mamba: dt log-uniform in [1e-3, 1e-1], A_n = -n."""
+    """Draw x, dt, A, B, C as at the initialisation of Mamba: dt log-uniform in [1e-3, 1e-1], A_n = -n."""
     x = torch.randn(batch, seq_len, d_inner, generator=generator, dtype=dtype)
     A = -torch.arange(1.0, d_state + 1).to(dtype).expand(d_inner, d_state).contiguous()
     B, C = (torch.randn(batch, seq_len, d_state, generator=generator, dtype=dtype) for _ in range(2))
@@ -174,7 +173,7 @@ def ssd_inputs(
     generator: torch.Generator,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, ...]:
-    """x, dt, A, B, C as at the initialisation of Mamba-2: dt log-uniform in [1e-3, 1e-1], A in [-16, -1]; one group."""
+    """Draw x, dt, A, B, C as Mamba-2 initialises them: dt log-uniform in [1e-3, 1e-1], A in [-16, -1]; one group."""
     x = torch.randn(batch, seq_len, heads, d_head, generator=generator, dtype=dtype)
     A = -torch.linspace(1, 16, heads, dtype=dtype)
     B, C = (torch.randn(batch, seq_len, 1, d_state, generator=generator, dtype=dtype) for _ in range(2))
@@ -189,7 +188,7 @@ def bank_inputs(
     generator: torch.Generator,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, ...]:
-    """x, log_decay, gain, C as at the initialisation of S4D-Lin, `d_state` poles per channel."""
+    """Draw x, log_decay, gain, C as at the initialisation of S4D-Lin, with `d_state` poles per channel."""
     dt = _steps((channels, 1), generator, dtype)
     A = torch.complex(torch.full((d_state,), -0.5, dtype=dtype), torch.pi * torch.arange(d_state, dtype=dtype))
     log_decay, gain = zero_order_hold(A.expand(channels, -1), dt)

@@ -1,12 +1,11 @@
-"""Compare speed and memory of ours and the peers on a CPU; write docs/performance.md.
+"""Compare the speed and memory of our ops and layers with peers on a CPU; write docs/performance.md.
 
     python -m benchmarks.performance                      everything, about a quarter of an hour on two idle cores
     python -m benchmarks.performance --only scan decode   these sections; the page keeps the others as they were
 
-First it runs the tests of what is timed, and measures nothing if they fail. The peers come with
-`pip install -e '.[bench]'`. Each section runs in a process of its own; its numbers go into
-`benchmarks/performance.json` as soon as they are there, with machine, commit and date, and the pages
-are made anew from that file; `--help` says how long each section took when it was last measured.
+The peers need `pip install -e '.[bench]'`. The tests of the measured code run first; if they fail, nothing is measured.
+Each section runs in a separate process. Its numbers go into `benchmarks/performance.json` when it ends, with machine,
+commit and date, and the pages are rewritten from that file. `--help` shows the last duration of each section.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ RESULTS, PAGE, PROFILES = "benchmarks/performance.json", "docs/performance.md", 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the benchmarks and return the exit status: 2 where the tests of what is timed fail."""
+    """Run the benchmarks and return the exit status: 2 if the tests of the measured code fail."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), metavar="SECTION", help=", ".join(_taken()))
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs; needs --out")
-    parser.add_argument("--out", type=Path, default=ROOT, help="folder in the place of the repository's root")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to test the script; needs --out")
+    parser.add_argument("--out", type=Path, default=ROOT, help="output folder; default the repository's root")
     options = parser.parse_args(argv)
     if options.quick and options.out == ROOT:
-        parser.error("--quick measures nothing worth publishing: give --out FOLDER")
+        parser.error("--quick would overwrite the published numbers: give --out FOLDER")
     if not options.quick and not tests_pass(TESTS):
-        print("performance.py: error: the tests of what is timed fail; nothing was measured", file=sys.stderr)
+        print("performance.py: error: tests of the measured code fail; nothing was measured", file=sys.stderr)
         return 2
     results = read_results(options.out / RESULTS)
     measured = describe_run()  # before the first result changes the tree
@@ -67,24 +66,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _taken() -> list[str]:
-    """Return the sections, with the seconds that each took when it was last measured, where that is known."""
+    """Return the names of the sections, with the seconds of their last run if known."""
     results = read_results(ROOT / RESULTS)
     seconds = {name: results.get(name, {}).get("seconds") for name in SECTIONS}
     return [name if taken is None else f"{name} ({taken} s)" for name, taken in seconds.items()]
 
 
 def read_results(file: Path) -> dict[str, Any]:
-    """Return the sections that were measured earlier, by name."""
+    """Return the results of earlier runs by section."""
     return json.loads(file.read_text()) if file.exists() else {}
 
 
 def run_section(name: str, quick: bool) -> dict[str, Any]:
-    """Measure one section; return plain data, which a process of its own can send back."""
+    """Measure one section; return plain data, which a subprocess can send back."""
     return SECTIONS[name][1](QUICK if quick else FULL).to_plain()
 
 
 def tests_pass(files: Sequence[str]) -> bool:
-    """Return whether pytest passes on these files; prints its last line."""
+    """Return whether pytest passes on these files, and print its last line."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", *files]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     print(*done.stdout.strip().splitlines()[-1:], sep="\n")
@@ -92,7 +91,7 @@ def tests_pass(files: Sequence[str]) -> bool:
 
 
 def describe_run() -> str:
-    """Machine, date and commit."""
+    """Return machine, date and commit in one phrase."""
     command = ["git", "describe", "--always", "--dirty"]
     commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     return f"{describe_machine()}, commit {commit or 'unknown'}"

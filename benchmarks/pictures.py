@@ -1,4 +1,4 @@
-"""Make the screenshots of the pages: `zoo compare`, TensorBoard's means and layers over the same runs, the gallery.
+"""Take the screenshots for the docs: the page of `zoo compare`, TensorBoard over the same runs, and the gallery.
 
     python -m benchmarks.pictures        trains fourteen tiny runs, some minutes on two cores, and writes
                                          docs/compare.png, docs/tensorboard.png and, in docs/figures,
@@ -42,7 +42,7 @@ DOCS = ROOT / "docs"
 
 @contextmanager
 def browser(width: int, height: int) -> Iterator[Any]:
-    """Start headless Chromium with a window of this many pixels."""
+    """Start headless Chromium with a window of this size in pixels."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
@@ -58,7 +58,7 @@ def browser(width: int, height: int) -> Iterator[Any]:
 
 
 def photograph(address: str, width: int, height: int, seconds: float) -> bytes:
-    """Take a screenshot of a page some seconds after it was loaded."""
+    """Take a screenshot of a page `seconds` after it was loaded."""
     with browser(width, height) as chrome:
         chrome.get(address)
         time.sleep(seconds)
@@ -66,7 +66,7 @@ def photograph(address: str, width: int, height: int, seconds: float) -> bytes:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train what is missing, and take the pictures."""
+    """Train the missing runs, and take the screenshots."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run_dir", type=Path, default=Path("runs/pictures"), help="where runs are kept")
     runs = parser.parse_args(argv).run_dir
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def photograph_gallery() -> None:
-    """Build the site, and take pictures of its gallery and of two mixers side by side."""
+    """Build the site, and take screenshots of its gallery and of two mixers side by side."""
     subprocess.run([sys.executable, "-m", "tools.site"], cwd=ROOT, check=True)
     gallery = (ROOT / "build" / "site" / "gallery.html").as_uri()
     for name, chosen, height in (("gallery", "", 1000), ("explorer", "#attention,selective_ssm", 1420)):

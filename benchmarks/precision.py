@@ -1,9 +1,9 @@
-"""Measure the error of ops that multiply matrices inside chunks, by precision and length: docs/precision.md.
+"""Measure the error of chunked ops by precision and length: docs/precision.md.
 
     python -m benchmarks.precision [--quick --out FOLDER]
 
-On the CPU: bf16 is autocast's, whose products of rounded operands the zoo computes in float32; tf32 is emulated, the
-operands of every matrix product rounded to ten bits, as a GPU's tensor cores do.
+It runs on the CPU. bf16 is autocast: operands are rounded, products computed in float32. tf32 is emulated: the operands
+of every matrix product are rounded to ten bits, as in a GPU's tensor cores.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Form = Callable[..., Tensor]
 
 
 class TF32(TorchDispatchMode):
-    """Round the operands of products in float32 to tf32, ten bits after the leading one; sums stay float32."""
+    """Round the operands of float32 matrix products to tf32 (ten mantissa bits); sums stay in float32."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket.__name__ in _PRODUCTS:
@@ -89,7 +89,7 @@ OPS: dict[str, Form] = {
 
 
 def inputs(seq_len: int) -> list[Tensor]:
-    """q, k of length one, v, logarithms of decays per head and per channel (one in 55 forgotten), strengths 0 to 1."""
+    """Draw unit q and k, v, log-decays per head and per channel (about -1/55), and write strengths from 0 to 1."""
     draw = torch.Generator().manual_seed(0)
     q, k, v, channels = (torch.randn(1, HEADS, seq_len, D_HEAD, generator=draw) for _ in range(4))
     decay, beta = (torch.randn(1, HEADS, seq_len, generator=draw) for _ in range(2))
@@ -97,7 +97,7 @@ def inputs(seq_len: int) -> list[Tensor]:
 
 
 def errors(form: Form, seq_len: int) -> Iterator[tuple[float, float]]:
-    """Yield for each precision the relative errors of the outputs and of the gradients, all of them as one vector."""
+    """Yield the relative errors of outputs and of gradients for each precision; all gradients form one vector."""
     given = inputs(seq_len)
     cotangent = torch.randn(1, HEADS, seq_len, D_HEAD, generator=torch.Generator().manual_seed(1))
     exact = _values(form, [t.double() for t in given], cotangent.double())
@@ -120,8 +120,8 @@ def _values(form: Form, given: Sequence[Tensor], cotangent: Tensor) -> tuple[Ten
 def measure(lengths: Sequence[int]) -> Section:
     """Measure every op at every precision and length."""
     section = Section(
-        f"Relative error, as a vector, against the same op in float64; {HEADS} heads of width {D_HEAD}, float32 inputs,"
-        " from an empty state. Solves and states between chunks are float32 in every row."
+        f"Relative error (norm of the difference / norm) against the same op in float64; {HEADS} heads of width"
+        f" {D_HEAD}, float32 inputs, empty initial state. Solves and states between chunks are float32 in every row."
     )
     heads = [f"{what} at {n:,}" for what in ("output", "gradient") for n in lengths]
     table = Table("", ["op", "precision", *heads])
@@ -145,24 +145,26 @@ Products of matrices inside chunks follow torch's own switches:
 | tf32 | `torch.set_float32_matmul_precision("high")` | tf32 on a GPU that has it | float32 |
 | bf16 | `train.py --trainer.precision bf16-mixed`, or `torch.autocast` | operands in bfloat16 | float32 |
 
-So do the products that carry the state of a delta rule from chunk to chunk, in its Triton kernel too; the state itself
-is float32. Under bf16 its kernels invert the triangle of a chunk in float32, and multiply by the rounded inverse.
-Float64, devices other than CPU and CUDA, and transforms of torch.func are exceptions: there the maps of
-chunks are multiplied in the type of the state. On CUDA, lstm, gru and rnn run in cuDNN, which uses tf32
-unless `torch.backends.cudnn.allow_tf32` is False. `zoo check lstm --only float32 --device cuda` shows the error.
+The same holds for the products that carry the state of a delta rule from chunk to chunk, also in its Triton kernel; the
+state itself is float32. Under bf16 its kernels invert the triangle of a chunk in float32, and multiply by the rounded
+inverse. In float64, on devices other than CPU and CUDA, and under transforms of torch.func, the maps of chunks are
+multiplied in the dtype of the state instead. On CUDA, lstm, gru and rnn run in cuDNN, which uses tf32 unless
+`torch.backends.cudnn.allow_tf32` is False. `zoo check lstm --only float32 --device cuda` shows the error.
 
-A state in float64 turns all of this off. Made by `python -m benchmarks.precision`; edit that, not this page.
+With a float64 state, everything is computed in float64.
+
+Made by `python -m benchmarks.precision`; edit that, not this page.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="short sequences, to see that it runs; needs --out")
-    parser.add_argument("--out", type=Path, default=ROOT, help="folder in the place of the repository's root")
+    parser.add_argument("--quick", action="store_true", help="short sequences, to test the script; needs --out")
+    parser.add_argument("--out", type=Path, default=ROOT, help="output folder; default the repository's root")
     options = parser.parse_args(argv)
     if options.quick and options.out == ROOT:
-        parser.error("--quick measures nothing worth publishing: give --out FOLDER")
+        parser.error("--quick would overwrite the published numbers: give --out FOLDER")
     section = measure(QUICK_LENGTHS if options.quick else LENGTHS)
     lines = render_section("Measured error", section, describe_machine())
     write_all(options.out, {PAGE: "\n".join([HEAD, *lines])})

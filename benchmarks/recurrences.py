@@ -1,10 +1,10 @@
-"""The family of linear recurrences and sLSTM, and the published forms that ours are measured against.
+"""Linear recurrences and sLSTM: our implementations, and published ones to compare them with.
 
-Each form takes what a block hands over, without a state; each step takes one position and the state. q, k, v are
-(batch, seq, heads, d_head), gates and decays (batch, seq, heads) or with a number for each key channel; what runs per
-channel is (batch, seq, d_inner). transformers is called as it is installed (extra `bench`), with what it does on a
-machine without CUDA; what is written here is written from the papers. tests/project/test_peers.py checks that all give
-the same numbers, except LSTM, which is another recurrence.
+A form maps the tensors of a block, without a state; a step maps one position and the state. q, k, v are (batch, seq,
+heads, d_head), gates and decays (batch, seq, heads) or one number per key channel; recurrences per channel use (batch,
+seq, d_inner). transformers (extra `bench`) runs as installed, in its path without CUDA; the loops in this file are
+written from the papers. tests/project/test_peers.py checks that the outputs agree, except for LSTM, a different
+recurrence.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _heads_first(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _whole(step: Step, empty: Callable[..., tuple[Tensor, ...]]) -> Form:
-    """Return the form of a step that takes any length: from the state that `empty` makes of the inputs."""
+    """Turn a step that accepts any length into a form, which starts from the state `empty(*inputs)`."""
     return lambda *inputs: step(*inputs, *empty(*inputs))[0]
 
 
@@ -65,14 +65,14 @@ def transformers_gated_delta(*inputs: Tensor) -> Tensor:
 
 
 def transformers_gated_delta_step(*inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Qwen3-Next's step."""
+    """Run a decoding step of transformers' Qwen3-Next."""
     return transformers_model("qwen3_next").torch_recurrent_gated_delta_rule(*inputs, output_final_state=True)
 
 
 def zoo_kimi_delta(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute the delta rule with a decay for each key channel (2510.26692) as `kda` calls it, from a state."""
+    """Compute the delta rule with a decay per key channel (2510.26692) as `kda` calls it, from a state."""
     q, k, v, log_decay, key = _heads_first(q * q.shape[3] ** -0.5, k, v, log_decay, beta.unsqueeze(3) * k)
     y, state = dplr(q, key, v, log_decay, key, k, state)
     return y.transpose(1, 2), state
@@ -84,7 +84,7 @@ def transformers_kimi_delta(*inputs: Tensor) -> Tensor:
 
 
 def transformers_kimi_delta_step(*inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Kimi Linear's step."""
+    """Run a decoding step of transformers' Kimi Linear."""
     return transformers_model("kimi_linear").recurrent_kimi_delta_attention(*inputs, True)
 
 
@@ -98,7 +98,7 @@ def zoo_mlstm(
 
 
 def transformers_mlstm(*inputs: Tensor) -> Tensor:
-    """Run the path of transformers' xLSTM without the kernels of its authors, in chunks of 64."""
+    """Run the path of transformers' xLSTM without its authors' kernels, in chunks of 64."""
     given = (t.contiguous() for t in _heads_first(*inputs))
     return transformers_model("xlstm").mlstm_chunkwise_native_autograd(*given).transpose(1, 2)
 
@@ -106,7 +106,7 @@ def transformers_mlstm(*inputs: Tensor) -> Tensor:
 def transformers_mlstm_step(
     q: Tensor, k: Tensor, v: Tensor, log_input: Tensor, logit: Tensor, C: Tensor, n: Tensor, m: Tensor
 ) -> tuple[Tensor, ...]:
-    """xLSTM's step."""
+    """Run a decoding step of transformers' xLSTM."""
     step = transformers_model("xlstm").mlstm_recurrent_step_native
     given = (q[:, 0], k[:, 0], v[:, 0], log_input.transpose(1, 2), logit.transpose(1, 2))
     y, (C, n, m) = step(*given, C, n, m.unsqueeze(2))
@@ -114,7 +114,7 @@ def transformers_mlstm_step(
 
 
 def loop_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, kappa: Tensor, rate: Tensor) -> Tensor:
-    """RWKV-7's recurrence (2503.14456, eq. 17) as a loop over `unbind`."""
+    """Compute RWKV-7's recurrence (2503.14456, eq. 17) by a loop over `unbind`."""
     (S,), outputs = _no_memory(q, k, v), []
     steps = (t.unbind(1) for t in (q, k, v, log_decay.exp(), kappa, rate * kappa))
     for qt, kt, vt, at, look, erase in zip(*steps, strict=True):
@@ -126,26 +126,26 @@ def loop_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, kappa: Tensor
 
 
 def zoo_relaxed_delta(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, kappa: Tensor, rate: Tensor) -> Tensor:
-    """Compute the same as `rwkv7` calls it."""
+    """Compute RWKV-7's recurrence as `rwkv7` calls it."""
     (state,) = _no_memory(q, k, v)
     q, k, v, log_decay, kappa, rate = _heads_first(q, k, v, log_decay, kappa, rate)
     return relaxed_delta_rule(q, k, v, log_decay, kappa, rate, state)[0].transpose(1, 2)
 
 
 def transformers_rg_lru(decay: Tensor, written: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Run h_t = decay_t h_{t-1} + written_t as transformers' RecurrentGemma: a loop over positions, one by one."""
+    """Run h_t = decay_t h_{t-1} + written_t as transformers' RecurrentGemma does, in a loop over positions."""
     unit = transformers_model("recurrent_gemma").RecurrentGemmaRglru
     reset = torch.zeros(1, 1, 1, dtype=torch.bool)
     return unit._rnn_scan(None, written, decay, reset, state, acc_dtype=written.dtype)
 
 
 def zoo_min_gru(hidden: Tensor, gate: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """h_t = (1 - z) h_{t-1} + z g(hidden_t), z = sigmoid(gate_t) (2410.01201) as `min_gru` computes it."""
+    """Compute h_t = (1 - z) h_{t-1} + z g(hidden_t), z = sigmoid(gate_t) (2410.01201) as `min_gru` does."""
     return min_gru(gate, hidden, state)
 
 
 def log_space_min_gru(hidden: Tensor, gate: Tensor) -> Tensor:
-    """minGRU's published form (appendix B): a cumulative log-sum-exp over the whole sequence (Heinsen 2311.06281)."""
+    """Compute minGRU in its published form (appendix B): a cumulative log-sum-exp (Heinsen 2311.06281)."""
     log_decay = -F.softplus(gate)
     log_candidate = torch.where(hidden >= 0, (F.relu(hidden) + 0.5).log(), -F.softplus(-hidden))
     so_far = log_decay.cumsum(1)
@@ -153,7 +153,7 @@ def log_space_min_gru(hidden: Tensor, gate: Tensor) -> Tensor:
 
 
 def lerp_min_gru_step(hidden: Tensor, gate: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """minGRU's published step."""
+    """Compute minGRU's published step."""
     candidate = torch.where(hidden >= 0, hidden + 0.5, hidden.sigmoid())
     h = torch.lerp(state.unsqueeze(1), candidate, gate.sigmoid())
     return h, h[:, -1]
@@ -162,27 +162,27 @@ def lerp_min_gru_step(hidden: Tensor, gate: Tensor, state: Tensor) -> tuple[Tens
 def zoo_slstm(
     x: Tensor, in_weight: Tensor, recurrent: Tensor, h: Tensor, c: Tensor, n: Tensor, m: Tensor
 ) -> tuple[Tensor, ...]:
-    """sLSTM (2405.04517) with a dense map of the input, as wide as that of an LSTM."""
+    """Compute sLSTM (2405.04517) with a dense input map, as in an LSTM."""
     u = rearrange(F.linear(x, in_weight), "batch seq (head gate d) -> batch head seq gate d", gate=4, d=h.shape[2])
     y, last = slstm_scan(u, recurrent, (h, c, n, m))
     return rearrange(y, "batch head seq d -> batch seq (head d)"), *last
 
 
 def torch_lstm(x: Tensor, in_weight: Tensor, dense: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """torch's own LSTM of the same width, whose map of h is dense."""
+    """Run torch's LSTM of the same width, whose recurrent map is dense."""
     bias = in_weight.new_zeros(len(in_weight))
     return torch.lstm(x, (h, c), [in_weight, dense, bias, bias], True, 1, 0.0, torch.is_grad_enabled(), False, True)
 
 
 def zoo_retention(q: Tensor, k: Tensor, v: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Linear attention with a fixed decay for each head (2307.08621) as `retnet` calls it."""
+    """Compute linear attention with a fixed decay per head (2307.08621) as `retnet` calls it."""
     q, k, v = _heads_first(q, k, v)
     y, state = retention(q, k, v, retention_rates(q.shape[1], q.dtype), state)
     return y.transpose(1, 2), state
 
 
 def loop_retention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute the same as a loop over `unbind`."""
+    """Compute retention by a loop over `unbind`."""
     decay = torch.exp(-retention_rates(q.shape[2], q.dtype)).view(1, -1, 1, 1)
     (S,), outputs = _no_memory(q, k, v), []
     for qt, kt, vt in zip(*(t.unbind(1) for t in (q, k, v)), strict=True):
@@ -191,11 +191,11 @@ def loop_retention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.stack(outputs, dim=1)
 
 
-# Who is measured.
+# The measured problems.
 
 
 class Sizes(NamedTuple):
-    """The sizes of the inputs that are drawn."""
+    """Sizes of the inputs, and the methods that draw them."""
 
     batch: int
     seq_len: int
@@ -224,18 +224,18 @@ Inputs = Callable[[Sizes, torch.Generator], tuple[Tensor, ...]]
 
 
 class Problem(NamedTuple):
-    """One recurrence.
+    """One recurrence with its implementations.
 
     Attributes:
         forms: implementations for whole sequences, ours first.
-        inputs: what all forms take.
-        steps: implementations for one position, ours first; empty if no peer has a step of its own.
-        state: a state that is not empty.
+        inputs: function that draws the inputs of all forms.
+        steps: implementations for one position, ours first; empty if no peer has a step.
+        state: function that draws a nonempty state.
     """
 
     forms: dict[str, Form]
     inputs: Inputs
-    steps: dict[str, Step] = {}  # noqa: RUF012 (a tuple's default, which nobody changes)
+    steps: dict[str, Step] = {}  # noqa: RUF012 (a default that is never mutated)
     state: Inputs = lambda n, g: ()
 
 
@@ -252,7 +252,7 @@ def _channels(n: Sizes, g: torch.Generator) -> tuple[Tensor]:
 
 
 def _slowly(t: Tensor) -> Tensor:
-    """Map normal numbers to logarithms of decays near one."""
+    """Map normal numbers to log-decays near zero."""
     return -F.softplus(t - 4)
 
 
@@ -296,7 +296,7 @@ PROBLEMS: dict[str, Problem] = {
 
 
 def cells(n: Sizes, generator: torch.Generator) -> dict[str, tuple[Form, Step, tuple[Tensor, ...], tuple[Tensor, ...]]]:
-    """sLSTM and torch's LSTM of the same width: form, step, inputs and state of each."""
+    """Return form, step, inputs and state of sLSTM and of torch's LSTM of the same width."""
     d_inner = n.heads * n.d_head
     x, in_weight = n.per_channel(generator), n.draw(generator, 4 * d_inner, d_inner) / d_inner**0.5
     blocks = n.draw(generator, 4, n.heads, n.d_head, n.d_head) / n.d_head**0.5

@@ -1,6 +1,6 @@
-"""The sections measured on a CPU: one function per section, from sizes to tables and targets.
+"""The sections of docs/performance.md: one function per section, from sizes to tables and targets.
 
-Every comparison takes turns in one process (`timing.interleaved`); memory is what torch allocates at once
+Compared runs take turns in one process (`timing.interleaved`); memory is torch's peak allocation
 (`timing.peak_bytes`). `benchmarks/performance.py` runs the sections and writes the page.
 """
 
@@ -43,12 +43,12 @@ from zoo.threads import threads
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of the measurements: `full` for publication, `quick` only to show that the scripts run."""
+    """Sizes of the measurements: `FULL` for publication, `QUICK` for tests of the scripts."""
 
     rounds: int = 7
     scan_shapes: tuple[tuple[int, int, int], ...] = ((1, 256, 256), (1, 1024, 256), (1, 4096, 256), (4, 1024, 128))
     python_loop_up_to: int = 1024
-    """Length beyond which transformers' loop is left out: its backward pass is quadratic in it."""
+    """Length above which transformers' loop is left out, because its backward pass is quadratic in the length."""
     long: int = 4096
     ssd_states: tuple[int, ...] = (16, 64, 128)
     bank_channels: int = 256
@@ -100,12 +100,12 @@ QUICK = Sizes(
 
 
 def zoo_scan(backend: str) -> peers.Form:
-    """Our scan with one backend."""
+    """Return our scan with this backend."""
     return lambda x, dt, A, B, C: selective_scan(x, dt, A, B, C, backend=backend)[0]
 
 
 def scan_forms(seq_len: int, sizes: Sizes) -> dict[str, peers.Form]:
-    """Return ours and the peers that finish in reasonable time at this length."""
+    """Return our scans, and the peers that finish in reasonable time at this length."""
     forms: dict[str, peers.Form] = {"zoo numba": zoo_scan("numba"), "zoo torch": zoo_scan("torch")}
     forms |= {name: form for name, form in peers.SCANS.items() if name != "zoo"}
     if seq_len > sizes.python_loop_up_to:
@@ -114,12 +114,12 @@ def scan_forms(seq_len: int, sizes: Sizes) -> dict[str, peers.Form]:
 
 
 def scan(sizes: Sizes) -> Section:
-    """Measure the selective scan against the peers: time, memory, error."""
+    """Compare the selective scan with its peers: time, memory, error."""
     section = Section(
-        "The scan of Mamba (`zoo.ops.selective_scan`), N = 16, float32. Ours in milliseconds; the others as multiples"
-        " of ours in pure PyTorch. mamba.py is `mambapy` from PyPI, transformers its path without CUDA (a Python loop;"
-        f" left out beyond {sizes.python_loop_up_to} positions, where its backward pass takes minutes), the loop"
-        " our own fair one over `unbind`."
+        "The scan of Mamba (`zoo.ops.selective_scan`), N = 16, float32. Our times are in milliseconds; peers are shown"
+        " as multiples of our time in pure PyTorch. mamba.py is `mambapy` from PyPI. transformers is its path without"
+        f" CUDA, a Python loop, left out above {sizes.python_loop_up_to} positions, where its backward pass takes"
+        " minutes. The loop over `unbind` is written by us as a fair baseline."
     )
     ratios: dict[tuple[str, int, tuple[int, ...]], float] = {}
     for count in dict.fromkeys((1, all_cores())):
@@ -173,7 +173,7 @@ def _scan_memory(section: Section, sizes: Sizes) -> None:
             for name in ("zoo numba", "zoo torch", "mamba.py")
         }
     table = Table(
-        f"What torch allocates for forward + backward at ({', '.join(map(str, shape))})",
+        f"torch's peak allocation in forward + backward at ({', '.join(map(str, shape))})",
         ["form", "MB", "mamba.py / this"],
     )
     table.rows = [[name, peak / 1e6, peaks["mamba.py"] / max(peak, 1)] for name, peak in peaks.items()]
@@ -183,7 +183,7 @@ def _scan_memory(section: Section, sizes: Sizes) -> None:
 
 
 def _scan_error(section: Section, sizes: Sizes) -> None:
-    """Compare with float64, with steps from where nothing decays to where everything does."""
+    """Compare with float64, for steps from no decay to complete decay."""
     names = ("x", "dt", "A", "B", "C")
     table = Table(
         "Relative error against float64 (norm of the difference / norm), dt log-uniform from 1e-6 to 100",
@@ -214,9 +214,9 @@ def loaded(sizes: Sizes) -> Section:
     """Measure the scan while other processes keep every core busy."""
     cores = all_cores()
     section = Section(
-        f"Forward + backward of the scan with all {cores} cores to itself, and while {cores} other processes keep them"
-        " busy, each with as many threads as there are cores. A fair share of a busy core doubles a time; many short"
-        " parallel regions multiply it much further."
+        f"Forward + backward of the scan with {cores} threads, alone on {cores} cores and while {cores} other processes"
+        " keep them busy. A fair share of a busy core doubles the time; many short parallel regions would multiply it"
+        " much further."
     )
     shape = _longest(sizes)
     inputs = peers.scan_inputs(*shape, 16, peers.generator())
@@ -235,11 +235,11 @@ def loaded(sizes: Sizes) -> Section:
 
 
 def ssd(sizes: Sizes) -> Section:
-    """Measure state space duality against its published forms."""
+    """Compare SSD with its published forms."""
     section = Section(
-        f"SSD of Mamba-2 (`zoo.ops.ssd`): 4 heads of width 64, length {sizes.long}, one thread, what a block does"
-        " around the scan included. The minimal form is that of the paper's listing 1, in our own words;"
-        " transformers is its path without CUDA."
+        f"SSD of Mamba-2 (`zoo.ops.ssd`): 4 heads of width 64, length {sizes.long}, one thread, with the operations of"
+        " a block around the scan. The minimal form is our version of the paper's listing 1; transformers is its path"
+        " without CUDA."
     )
     others = [name for name in peers.SSDS if name != "zoo"]
     table = Table("", ["N", "pass", "zoo ms", *(f"{name} / zoo" for name in others)])
@@ -256,10 +256,10 @@ def ssd(sizes: Sizes) -> Section:
 
 
 def lti(sizes: Sizes) -> Section:
-    """Measure diagonal systems against a kernel made in full."""
+    """Compare diagonal SSMs with a convolution by the full kernel."""
     section = Section(
         f"A bank of diagonal SSMs as in S4D (`zoo.ops.channel_ssm`): {sizes.bank_channels} channels, 64 poles each, one"
-        " thread; the peer makes the kernel by a Vandermonde matrix in full and convolves by FFT, and gives no final"
+        " thread. The peer computes the kernel by a full Vandermonde matrix and convolves by FFT; it returns no final"
         " state."
     )
     table, ratio = Table("", ["length", "pass", "zoo ms", "Vandermonde in full / zoo"]), math.nan
@@ -274,11 +274,11 @@ def lti(sizes: Sizes) -> Section:
 
 
 def decode(sizes: Sizes) -> Section:
-    """Measure decoding token by token, from states after more and more positions."""
+    """Measure decoding token by token, from states after growing numbers of positions."""
     section = Section(
-        "Microseconds per token, batch of one, one thread, no gradient. The core is only the scan at d_inner 256, N 16;"
-        " below it the whole mixer at d_model 128 (projections, convolution, gates, checks of input and state), from a"
-        " state that has seen so many positions. Attention's cache grows with them, and its time does."
+        "Microseconds per token, batch 1, one thread, no gradient. The first table is the scan alone at d_inner 256,"
+        " N 16. The second is the whole mixer at d_model 128 (projections, convolution, gates, checks of input and"
+        " state), from a state after that many positions. Attention's cache and time grow with them."
     )
     x, dt, A, B, C = peers.scan_inputs(1, 1, 256, 16, peers.generator())
     state = torch.zeros(1, 256, 16)
@@ -327,9 +327,9 @@ def _decode_mixer(name: str, sizes: Sizes) -> list[float]:
 def scaling(sizes: Sizes) -> Section:
     """Measure the time of a training pass against length."""
     section = Section(
-        f"Time of forward + backward of each mixer at d_model {sizes.scaling_width}, batch of one, against the length"
+        f"Time of forward + backward of each mixer at d_model {sizes.scaling_width}, batch 1, against the length"
         f" L = {sizes.lengths[0]} … {sizes.lengths[-1]}: the exponent e of the power law L^e, by least squares on"
-        " logarithms over the upper half of the lengths and over all. One thread; the lengths take turns."
+        " logarithms over all lengths and over their upper half. One thread; the lengths take turns."
     )
     table = Table("", ["mixer", "e, all", "e, upper half", *(f"ms at {n:,}" for n in sizes.lengths)])
     times: dict[str, list[float]] = {}
@@ -349,19 +349,19 @@ def scaling(sizes: Sizes) -> Section:
 
 
 SPARSE = {"moba": "attention", "nsa": "attention", "dsa": "mla"}
-"""Sparse attention, and the full attention that it replaces."""
+"""Sparse attention -> the full attention that it replaces."""
 
 
 def sparse(sizes: Sizes) -> Section:
-    """Measure sparse attention against the full attention that it replaces."""
+    """Compare sparse attention with the full attention that it replaces."""
     lengths = sizes.long_lengths
     section = Section(
         "Layers that attend to chosen positions, in turns with the full attention that they replace: mla for dsa, else"
         f" attention by torch's fused kernel. d_model {sizes.step_width}, four heads, batch 1, rotary positions,"
-        f" {all_cores()} threads. Each query of moba reads three blocks of 64 positions, of nsa four of 32 and a window"
-        " of 64, of dsa 64 positions. The backward pass is for the input. The index of dsa scores every pair, and the"
-        " chosen latents are gathered for each query, which takes longer than all pairs by the fused kernel until"
-        " sequences are long."
+        f" {all_cores()} threads. A query attends to three blocks of 64 positions in moba, to four blocks of 32 and a"
+        " window of 64 in nsa, and to 64 positions in dsa. The backward pass is for the input. The index of dsa scores"
+        " every pair, and the chosen latents are gathered for each query; only on long sequences is this faster than"
+        " the fused kernel over all pairs."
     )
     table = Table("", ["layer", "length", "forward ms", "full / sparse", "forward + backward ms", "full / sparse"])
     for name, full in SPARSE.items():
@@ -377,7 +377,7 @@ def sparse(sizes: Sizes) -> Section:
 
 
 def _sparse_passes(name: str, full: str, seq_len: int, sizes: Sizes) -> list[dict[str, float]]:
-    """Return the seconds of both layers by name, forward and with the backward pass."""
+    """Return {layer: seconds} for the forward pass, and for forward and backward."""
     torch.manual_seed(0)
     mixers = {each: create_mixer(each, sizes.step_width) for each in (name, full)}
     if full == "attention":
@@ -387,11 +387,11 @@ def _sparse_passes(name: str, full: str, seq_len: int, sizes: Sizes) -> list[dic
 
 
 def memory(sizes: Sizes) -> Section:
-    """Measure the peak memory of a training pass against length, where weights are computed in blocks of queries."""
+    """Measure peak memory of a training pass against length, for layers that compute weights in blocks of queries."""
     lengths = sizes.long_lengths
     section = Section(
-        f"What torch allocates at once for forward + backward at d_model {sizes.scaling_width}, batch of one, against"
-        f" the length L = {lengths[0]} … {lengths[-1]}: the exponent e of the power law L^e."
+        f"torch's peak allocation in forward + backward at d_model {sizes.scaling_width}, batch 1, against the length"
+        f" L = {lengths[0]} … {lengths[-1]}: the exponent e of the power law L^e."
     )
     table = Table("", ["mixer", "e", *(f"MB at {n:,}" for n in lengths)])
     for name in ("forgetting_attention", "path_attention"):
@@ -411,7 +411,7 @@ def _training_peak(mixer: SequenceMixer, seq_len: int) -> int:
 
 
 LINEAR_TIME = {"linear attention", "delta rule", "time-invariant", "selective state space"}
-"""Families whose time is meant to grow as the sequence does."""
+"""Families whose time should be linear in the sequence length."""
 
 
 def _training_passes(name: str, sizes: Sizes) -> list[float]:
@@ -443,7 +443,7 @@ def _scaling_figure(lengths: tuple[int, ...], times: dict[str, list[float]]) -> 
 
 
 def same_state(name: str, d_model: int) -> dict[str, int]:
-    """Return options with which a layer of this mixer carries about 64 d_model numbers, where an option decides it."""
+    """Return options that give a layer a state of about 64 d_model numbers, if options determine its size."""
     heads = {"n_heads": max(1, d_model // 64)}
     per_head = ("linear_attention", "lightning_attention", "hgrn2", "delta_net", "kda", "gdn2", "rwkv7")
     as_wide = ("retnet", "mlstm", "gated_delta_net", "delta_product")
@@ -456,7 +456,7 @@ def same_state(name: str, d_model: int) -> dict[str, int]:
 
 
 def state_numbers(name: str, d_model: int) -> int | None:
-    """Count the real numbers that a layer carries between positions; None where they grow with the sequence."""
+    """Count the real numbers in a layer's state; None if they grow with the sequence."""
     mixer = create_mixer(name, d_model, **reaching(name, 16), **same_state(name, d_model)).eval()
     sizes = []
     for seq_len in (4, 16):
@@ -476,7 +476,7 @@ def training_step(name: str, sizes: Sizes) -> Callable[[], None]:
 
 
 def step_of(model: Backbone, batch_size: int, seq_len: int, *, half: bool = False) -> Callable[[], None]:
-    """Return one step (forward, backward, AdamW) on next-token prediction; `half`: in bfloat16 by autocast."""
+    """Return one step (forward, backward, AdamW) of next-token prediction; with `half`, in bfloat16 by autocast."""
     device = next(model.parameters()).device
     on_gpu = device.type == "cuda"
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, capturable=on_gpu, fused=on_gpu)
@@ -498,22 +498,23 @@ def steps(sizes: Sizes) -> Section:
     """Measure a training step of each mixer."""
     section = Section(
         f"One training step (forward, backward, AdamW) of two layers at d_model {sizes.step_width} with SwiGLU, length"
-        f" {sizes.step_length}, batch {sizes.step_batch}, float32, all {all_cores()} cores; what torch allocates above"
-        " the model and its optimizer, each mixer in a process of its own, in turns with gated_delta_net. Options are"
-        f" chosen so that a layer's state holds about {64 * sizes.step_width:,} numbers, where an option sets its size;"
-        " a dash marks a state that grows with the sequence. A mixer of less than half of gated_delta_net's"
-        " tokens a second says why on its page."
+        f" {sizes.step_length}, batch {sizes.step_batch}, float32, all {all_cores()} cores; each mixer in its own"
+        " process, in turns with gated_delta_net. Memory is torch's peak allocation above the model and its optimizer."
+        f" If an option sets the size of a layer's state, it is chosen for about {64 * sizes.step_width:,} numbers;"
+        " a dash marks a state that grows with the sequence. The page of a mixer with less than half of"
+        " gated_delta_net's tokens per second explains why."
     )
     table = Table("", ["mixer", "numbers of state", "ms/step", "tokens/s", "tokens/s / gated_delta_net's", "peak MB"])
-    unsaid = 0
+    unexplained = 0
     for name in sizes.mixer_names:
         seconds, reference, peak = isolated(_measure_step, name, sizes)
         tokens, ratio = sizes.step_batch * sizes.step_length, reference / seconds
         numbers = state_numbers(name, sizes.step_width)
         table.rows.append([name, numbers, 1e3 * seconds, int(tokens / seconds), ratio, peak / 1e6])
-        unsaid += ratio < 0.5 and "gated_delta_net" not in (mixer_class(name).__doc__ or "")
+        unexplained += ratio < 0.5 and "gated_delta_net" not in (mixer_class(name).__doc__ or "")
     section.tables.append(table)
-    section.targets.append(Target("mixers below half of gated_delta_net that do not say why", 0, unsaid, least=False))
+    what = "mixers below half of gated_delta_net without an explanation"
+    section.targets.append(Target(what, 0, unexplained, least=False))
     return section
 
 
@@ -526,10 +527,10 @@ def _measure_step(name: str, sizes: Sizes) -> tuple[float, float, int]:
 
 
 def profiles(sizes: Sizes) -> Section:
-    """Return where the time of a training step goes."""
+    """Profile a training step of each mixer."""
     section = Section(
-        "The PyTorch profiler over one training step (the shape of the steps' table, one thread): share of the"
-        " operators' own time. The first row of each table is the largest remaining cost."
+        "PyTorch's profiler over one training step, with the shape of the steps' table and one thread. Shares are of"
+        " the operators' self time. The first row of each table is the largest remaining cost."
     )
     summary = Table("The largest cost of each mixer", ["mixer", "operator", "share", "calls"])
     for name in sizes.mixer_names:
@@ -554,9 +555,9 @@ def _profile(name: str, sizes: Sizes, top: int = 6) -> list[list[Cell]]:
 
 
 def end_to_end(sizes: Sizes) -> Section:
-    """Return what `train.py` reports."""
+    """Measure whole processes of `train.py`."""
     section = Section(
-        "Tokens a second that `python train.py` reports on MQAR with the default recipe: whole training steps with data"
+        "Tokens per second that `python train.py` reports on MQAR with the default recipe, for training steps with data"
         " and logging; and the seconds of the whole process."
     )
     found: dict[str, list[tuple[float, float]]] = {"hybrid": [], "attention": []}

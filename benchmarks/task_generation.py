@@ -1,12 +1,12 @@
-"""Time how fast every task is drawn, and the slow ones written to the cache and read back, on one core.
+"""Measure how fast tasks draw examples on one core, and for slow tasks the speed of the cache.
 
     python -m benchmarks.task_generation              prints the table and writes benchmarks/task_generation.md
     python -m benchmarks.task_generation mqar copying only these, printed and not written
 
-Each figure is of fresh processes, after the imports: one that draws a training split in memory; for the tasks that are
-kept on disk another that generates it into an empty cache, and another that reads it (checksum and copy into arrays
-included) with memory it has never touched. No generators of peers are timed: zoology, mad-lab, state-spaces/s4 and the
-Long Range Arena are not on a package index.
+Each number comes from fresh processes, timed after their imports. One draws a training split in memory. For tasks that
+are kept on disk, a second generates the split into an empty cache, and a third reads it, including checksum and copy
+into arrays. We do not time generators of peers: zoology, mad-lab, state-spaces/s4 and the Long Range Arena are not on a
+package index.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from zoo.report.files import write_atomically
 TABLE = Path(__file__).with_suffix(".md")
 REPEATS = 2
 EXAMPLES, NUMBERS = 40_960, 1 << 24
-"""Examples of a task, or fewer if they would hold more than NUMBERS numbers."""
+"""Number of examples per task, limited to NUMBERS numbers in total."""
 LENGTH = 256
 SLOW = {"listops": 500, "pathfinder": 500}
-"""Examples a second required of these tasks; below: of all others, of mqar, and when read back from the cache."""
+"""Required examples per second of slow tasks."""
 ASKED, ASKED_OF_MQAR, ASKED_BACK = 5_000, 40_000, 100_000
+"""Required examples per second of other tasks, of mqar, and when read from the cache."""
 MQAR_SHAPES = [
     {"seq_len": 64, "vocab_size": 256, "n_pairs": 4},
     {"seq_len": 256, "vocab_size": 8192, "n_pairs": 16},
@@ -43,7 +44,7 @@ MQAR_SHAPES = [
 ]
 
 WITHIN = {"delay": {"seq_len": LENGTH, "lag": 64}}
-"""Options of tasks that do not fit into `LENGTH` at their defaults."""
+"""Options of tasks whose defaults do not fit into `LENGTH`."""
 
 PROBE = """
 import json, sys, time
@@ -64,13 +65,13 @@ print(json.dumps([rows / (time.perf_counter() - wall), rows / (time.process_time
 
 
 def probe(cache: str, name: str, options: dict[str, Any], n: int) -> list[float]:
-    """Return examples per second, per CPU second, their number and length, of one split in a process of its own.
+    """Draw a split in a new process; return examples per second, per CPU second, their number and their length.
 
     Args:
         cache: folder of the cache; empty to draw in memory.
-        name: of the task.
-        options: of the task.
-        n: examples.
+        name: name of the task.
+        options: options of the task.
+        n: number of examples.
     """
     done = subprocess.run(
         [sys.executable, "-c", PROBE, cache, name, json.dumps(options), str(n)],
@@ -84,7 +85,7 @@ def probe(cache: str, name: str, options: dict[str, Any], n: int) -> list[float]
 
 
 def at_length(name: str) -> dict[str, Any]:
-    """Return the options of the task at `LENGTH`, or at its own length where it does not exist at that."""
+    """Return the options of the task at `LENGTH`, or at its default length if it cannot have that one."""
     from tasks import create_task
 
     if name in WITHIN:
@@ -97,7 +98,7 @@ def at_length(name: str) -> dict[str, Any]:
 
 
 def shapes() -> list[tuple[str, dict[str, Any]]]:
-    """Return what is measured: mqar at its shapes, every other task once."""
+    """Return the measured tasks with their options: mqar in several shapes, every other task once."""
     from tasks import list_tasks
 
     return [
@@ -107,7 +108,7 @@ def shapes() -> list[tuple[str, dict[str, Any]]]:
 
 
 def n_examples(name: str, options: dict[str, Any]) -> int:
-    """Return how many are asked for: `EXAMPLES`, or fewer where they are large or their number is limited."""
+    """Return the number of examples to draw: `EXAMPLES`, or fewer if they are large or the task has fewer."""
     from tasks import create_task
     from tasks.data.splits import at_most
 
@@ -118,13 +119,13 @@ def n_examples(name: str, options: dict[str, Any]) -> int:
 
 
 def rate(runs: Sequence[Sequence[float]]) -> tuple[float, str]:
-    """Return the median of examples a second, and how it is shown, with those per CPU second."""
+    """Return the median examples per second, and the text of the cell, which adds those per CPU second."""
     wall, cpu = (statistics.median(run[kind] for run in runs) for kind in (0, 1))
     return wall, f"{wall:,.0f} ({cpu:,.0f})"
 
 
 def drawn(name: str, options: dict[str, Any], asked: int) -> list[Cell]:
-    """Return a row of the first table."""
+    """Measure a row of the table of tasks drawn in memory."""
     n = n_examples(name, options)
     runs = [probe("", name, options, n) for _ in range(REPEATS)]
     speed, shown = rate(runs)
@@ -134,7 +135,7 @@ def drawn(name: str, options: dict[str, Any], asked: int) -> list[Cell]:
 
 
 def kept(name: str, options: dict[str, Any], asked: int) -> list[Cell]:
-    """Return a row of the second."""
+    """Measure a row of the table of tasks kept on disk."""
     n = n_examples(name, options)
     written, read = [], []
     for _ in range(REPEATS):
@@ -153,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from tasks.registry import TASKS
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", metavar="TASK", help="only these; the table is not written then")
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help="measure only these, and do not write the table")
     only = parser.parse_args(argv).tasks
     try:
         only = [TASKS.check(name) for name in only]
@@ -177,9 +178,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 Made by `python -m benchmarks.task_generation` on
 {describe_machine()}, numpy {version("numpy")}, datasets {version("datasets")}, pyarrow {version("pyarrow")}.
-One thread; medians over {REPEATS} fresh processes, imports not counted. Load average at the end: {load:.1f}.
-Tasks that do not exist at length 256 have their default length. mqar has several shapes; beyond 256 positions no
-rate is required. Peers' generators are on no package index, so none is timed.
+One thread; medians over {REPEATS} fresh processes, without imports. Load average at the end: {load:.1f}.
+Tasks that cannot have length 256 have their default length. mqar has several shapes. No rate is required beyond 256
+positions. Peers' generators are not on a package index, so none is timed.
 """
     tables = [line for table in (in_memory, on_disk) if table.rows for line in render_table(table)]
     text = "\n".join([head, *tables])

@@ -1,4 +1,4 @@
-"""Measuring side by side: candidates take turns in one process, and what is kept are medians."""
+"""Measure time and memory: candidates take turns in one process, and medians are reported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Run = Callable[[], object]
 
 
 def seconds_of(run: Run) -> float:
-    """Run once and return the seconds that passed."""
+    """Run once and return the elapsed seconds."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
@@ -39,10 +39,10 @@ def seconds_of(run: Run) -> float:
 def interleaved(
     candidates: Mapping[str, Run], rounds: int, patience: float = 1.0, clock: Callable[[Run], float] = seconds_of
 ) -> dict[str, float]:
-    """Return the median seconds of each candidate; each has its turn in every round, so that a disturbance meets all.
+    """Return the median seconds of each candidate; all take turns in every round, so that a disturbance affects all.
 
-    Each runs once beforehand, unmeasured. One that took longer than `patience` seconds then sits out all rounds but
-    the first three.
+    Each candidate runs once before as a warm-up. If that takes longer than `patience` seconds, it joins only the first
+    three rounds.
     """
     slow = {name for name, run in candidates.items() if clock(run) > patience}
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
@@ -56,7 +56,7 @@ def interleaved(
 def compared(
     forms: Mapping[str, Callable[..., Tensor]], inputs: Sequence[Tensor], rounds: int, n_threads: int = 1
 ) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield the name of each pass, and the median seconds that the forms take in turns for it on the same inputs."""
+    """Yield the name of each pass (forward; forward + backward), and the median seconds of the forms, in turns."""
     for title, wrap in (("forward", forward_only), ("forward + backward", forward_and_backward)):
         with threads(n_threads):
             seconds = interleaved({name: wrap(form, inputs) for name, form in forms.items()}, rounds)
@@ -64,7 +64,7 @@ def compared(
 
 
 def repeated(step: Callable[..., tuple[Any, ...]], state: Sequence[Any], count: int) -> Run:
-    """Return a run of so many steps; a step returns its output and the state that the next one takes."""
+    """Return a run of `count` steps, each of which returns its output and the state of the next one."""
 
     def run() -> None:
         now = state
@@ -75,7 +75,7 @@ def repeated(step: Callable[..., tuple[Any, ...]], state: Sequence[Any], count: 
 
 
 def trained(*flags: str) -> tuple[dict[str, Any], float]:
-    """Run `train.py` in a folder of its own; return its metrics, and the seconds of the whole process from cold."""
+    """Run `train.py` in a temporary folder; return its metrics and the seconds of the whole process."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "train.py", *flags]
         seconds = finished([*command, "--run_dir", f"{folder}/runs", "--task.cache_dir", f"{folder}/cache"], cwd=ROOT)
@@ -84,7 +84,7 @@ def trained(*flags: str) -> tuple[dict[str, Any], float]:
 
 
 def finished(command: Sequence[str], **options: Any) -> float:
-    """Return the seconds that a process takes; where it fails, exit with what it printed."""
+    """Run a process and return its seconds; if it fails, exit with its output."""
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     seconds = time.perf_counter() - start
@@ -94,7 +94,7 @@ def finished(command: Sequence[str], **options: Any) -> float:
 
 
 def forward_only(form: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Callable[[], None]:
-    """Return a forward pass of `form` that no gradient is kept for."""
+    """Return a run of `form` without gradients."""
 
     def run() -> None:
         with torch.no_grad():
@@ -104,7 +104,7 @@ def forward_only(form: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Calla
 
 
 def forward_and_backward(form: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Callable[[], None]:
-    """Return a forward pass of `form`, and the gradients of the inputs that it uses for a fixed random cotangent."""
+    """Return a run of `form` and of its backward pass to the inputs, for a fixed random cotangent."""
     leaves = [t.detach().clone().requires_grad_() for t in inputs]
     with torch.no_grad():
         shape = form(*inputs).shape
@@ -118,7 +118,7 @@ def forward_and_backward(form: Callable[..., Tensor], inputs: Sequence[Tensor]) 
 
 @contextlib.contextmanager
 def busy_cores(count: int) -> Iterator[None]:
-    """Keep `count` cores busy with processes that do nothing else."""
+    """Keep `count` cores busy with spinning processes."""
     spinning = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(count)]
     try:
         yield
@@ -129,7 +129,7 @@ def busy_cores(count: int) -> Iterator[None]:
 
 
 def isolated(task: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of `task(*arguments)`, run in a process forked from one that has run nothing yet."""
+    """Return `task(*arguments)`, computed in a fresh process from a fork server."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", task.__module__])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
@@ -137,10 +137,10 @@ def isolated(task: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def peak_bytes(run: Callable[[], object]) -> int:
-    """Return the most that torch has allocated on the CPU at once while `run` runs, in bytes, above what it had before.
+    """Return torch's peak allocation on the CPU during `run`, in bytes above its start.
 
-    torch's profiler sees every tensor, those inside of operations too, so that the number is the same in every run;
-    resident memory is not. It does not see what oneDNN, MKL and numba's loops take for themselves.
+    torch's profiler sees every tensor, also inside of operations, so the number is reproducible; resident memory is
+    not. It does not see internal memory of oneDNN, MKL and numba's loops.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         run()
@@ -152,5 +152,5 @@ def peak_bytes(run: Callable[[], object]) -> int:
 
 
 def all_cores() -> int:
-    """Count the cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,12 +1,12 @@
-"""Run the code blocks of pages: `python -m tools.blocks docs/tutorials/*.md` runs them and writes their outputs.
+"""Run the code blocks of pages and update the outputs shown: `python -m tools.blocks docs/tutorials/*.md`.
 
-A page runs from top to bottom in a clone of its own. The language of a block decides what is done with it:
+Each page runs from top to bottom in a fresh clone. The language of a block decides how it is handled:
 
-    python        run, in one scope for the page; if the first line is a file's name (`# my_mixers.py`), written instead
+    python        run, in one scope per page; written to a file instead if it begins with a name (`# my_mixers.py`)
     sh            run, as commands of one shell
-    yaml, toml    parsed, and written if the first line is a file's name
-    text          behind a block: its output, which the command above writes
-    shell, bash   left alone: commands of another machine, servers, scripts of a scheduler, whose flags a test reads
+    yaml, toml    parsed, and written if the first line is a file name
+    text          after another block: its output, which this command writes
+    shell, bash   not run: commands for another machine, servers, job scripts; a test checks their flags
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```(python|sh|yaml|toml)\n(.*?)^```$(?:\n\n```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
-"""Language, code, and the output that the page shows, if it does."""
+"""Language, code, and the output shown on the page, if any."""
 NAMED = re.compile(r"# (\S+\.\w+)\n")
 COMMANDS = {
     ("python", "train.py"): "lab.training",
@@ -39,14 +39,14 @@ COMMANDS = {
     ("python", "-m", "tasks"): "tasks.__main__",
     ("zoo",): "zoo.__main__",
 }
-"""Commands that run in this process, which has imported what they need."""
+"""Commands that run in this process, which has their imports already, and their modules."""
 AUTHOR = {f"GIT_{who}_{what}": "reader" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 
 Change = Callable[[str, list[str]], list[str]]
 
 
 def clone(folder: Path) -> None:
-    """Make the folder a clone of the project, as the reader of a page has one."""
+    """Clone the project into the folder, like the reader of a page."""
     subprocess.run(["git", "clone", "--quiet", "--shared", str(ROOT), str(folder)], check=True)
 
 
@@ -54,11 +54,11 @@ def run(text: str, change: Change = lambda _, argv: argv) -> list[str]:
     """Run the blocks of a page in the current folder; return the output of each.
 
     Args:
-        text: the page.
-        change: what becomes of the arguments of a command, given its module.
+        text: text of the page.
+        change: function (module, arguments) -> arguments that adapts each command.
 
     Raises:
-        AssertionError: a command ended with another status than 0.
+        AssertionError: a command failed.
     """
     scope: dict[str, Any] = {"__name__": "page"}
     return [_run(language, code, scope, change) for language, code, _ in BLOCK.findall(text)]
@@ -81,11 +81,11 @@ def _run(language: str, code: str, scope: dict[str, Any], change: Change) -> str
 
 
 def _shell(code: str, change: Change) -> int:
-    """Return the exit status of the first command that fails, or 0."""
+    """Run shell commands; return the exit status of the first that fails, or 0."""
     lines = [shlex.split(line, comments=True) for line in code.replace("\\\n", " ").splitlines()]
     commands = [(_command(words), words) for words in lines if words]
     if any(start is None or {"&&", "|", ";", "||"} & set(words) for start, words in commands):
-        # In the clone the code is that of the last commit.
+        # The subprocess runs the clone's code, which is the last commit.
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
         settings = os.environ | AUTHOR | {"PATH": path, "PYTHONPATH": str(Path.cwd()), "COLUMNS": "100"}
         done = subprocess.run(["bash", "-ec", code], env=settings, capture_output=True, text=True, check=False)
@@ -110,7 +110,7 @@ def _command(words: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def write(page: Path) -> None:
-    """Run a page, and write outputs and figures into it: the blocks `text`, and the images that it links."""
+    """Run a page; write its outputs into its `text` blocks, and the images that it links into `figures`."""
     text, figures = page.read_text(encoding="utf-8"), page.resolve().parent / "figures"
     with tempfile.TemporaryDirectory() as folder:
         clone(Path(folder) / "clone")
@@ -118,7 +118,7 @@ def write(page: Path) -> None:
             outputs = iter([output.replace(f"{Path.cwd()}/", "") for output in run(text)])
             figures.mkdir(exist_ok=True)
             for name in re.findall(r"!\[[^]]*\]\(figures/([^)]+)\)", text):
-                newest = max(Path().rglob(name), key=lambda path: path.stat().st_mtime)  # the clone has a former one
+                newest = max(Path().rglob(name), key=lambda path: path.stat().st_mtime)  # the clone has an old one too
                 shutil.copy(newest, figures)
 
     def shown(block: re.Match[str]) -> str:
@@ -133,6 +133,6 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case [page]:
             write(Path(page))
-        case pages:  # each in a process of its own: the fork server of a sweep keeps the code of its page's clone
+        case pages:  # one process per page, because the fork server of a sweep keeps the code of the page's clone
             for page in pages:
                 subprocess.run([sys.executable, "-m", "tools.blocks", page], check=True)

@@ -1,10 +1,11 @@
-"""Measure each mixer for the gallery: docs/gallery.json, from which `make docs` makes the page.
+"""Measure each mixer for the gallery: writes docs/gallery.json, which `make docs` turns into the page.
 
     python -m tools.gallery [MIXER ...]      all of them take some minutes on two cores; others keep their numbers
 
-For each mixer, and each number of heads or size of state: what it reads at two fixed inputs (`zoo.theory.explorer`),
-the gradient against distance and the bytes of its state. For each mixer the exponents in the length of three costs:
-numbers that it computes, memory for a backward pass, and numbers computed for one more position. No time is measured.
+For each mixer, and each number of heads or state size, we measure the operator at two fixed inputs
+(`zoo.theory.explorer`), the gradient against distance, and the bytes of the state. For each mixer we also fit the
+exponents in the length of three costs: operations, memory for a backward pass, and operations for one more position.
+Time is not measured.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ ROOT = Path(__file__).resolve().parent.parent
 STORED = ROOT / "docs" / "gallery.json"
 D_MODEL, SEQ_LEN, GRADIENT_LEN, SEEDS = 16, 32, 128, 5
 VARIED = {"n_heads": (1, 2, 4, 8), "d_state": (2, 4, 8, 16), "d_inner": (4, 8, 16)}
-"""Options that the explorer steps through; a mixer has the first of its own here."""
+"""Values of the option that the explorer varies: the first of these that the mixer has."""
 FURTHER = {"d_head": (4, 8, 16, 32), "window": (4, 8, 16, 32)}
-"""Options that it steps through besides, `d_head` only in place of `n_heads`."""
+"""Values of further options that it varies; `d_head` only if the first one is not `n_heads`."""
 COST_LENGTHS = (1024, 2048, 4096)
-"""A cost's exponent is that of its growth: fixed costs are most of it up to these lengths."""
+"""Lengths for the exponents, which are fitted to the growth of a cost, since fixed costs dominate up to here."""
 STATE_LENGTHS = (1024, 2048, 65536)
-"""The first two give the state as a formula in n, which the last confirms."""
+"""Lengths for the bytes of the state; two give a formula in n, and the last one confirms it."""
 
 
 def main() -> None:
-    """Measure the mixers that are named, or all."""
+    """Measure the given mixers, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("mixers", nargs="*", metavar="MIXER", help="default all")
     names = parser.parse_args().mixers or list_mixers()
@@ -65,7 +66,7 @@ def main() -> None:
 
 
 def inputs() -> dict[str, Tensor]:
-    """Return the fixed inputs by name, (1, seq, d_model): noise, and a sequence that is said twice."""
+    """Return the fixed inputs by name, (1, seq, d_model): noise, and a sequence that is repeated once."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(1, SEQ_LEN, D_MODEL, generator=generator, dtype=torch.float64)
     half = noise[:, : SEQ_LEN // 2]
@@ -73,7 +74,7 @@ def inputs() -> dict[str, Tensor]:
 
 
 def card(name: str) -> dict[str, Any]:
-    """Return what the gallery shows of a mixer."""
+    """Return the data of a mixer's card in the gallery."""
     entry = MIXERS.entry(name)
     free, sections = titled(MIXERS[name], SECTIONS)
     variants = []
@@ -99,7 +100,7 @@ def card(name: str) -> dict[str, Any]:
 
 
 def chosen(name: str) -> list[dict[str, int]]:
-    """Return the options of each variant of a mixer, one of them varied at a time, which comes first."""
+    """Return the options of each variant of a mixer; one option varies at a time, and comes first."""
     known = {option.name for option in options(name)}
     first = next((key for key in VARIED if key in known), None)
     if first is None:
@@ -110,7 +111,7 @@ def chosen(name: str) -> list[dict[str, int]]:
 
 
 def variant(name: str, given: dict[str, int]) -> dict[str, Any]:
-    """Return the measurements of a mixer with these options, freshly drawn."""
+    """Measure a mixer with these options and fresh parameters."""
 
     def make(seed: int) -> SequenceMixer:
         torch.manual_seed(seed)
@@ -133,13 +134,13 @@ def variant(name: str, given: dict[str, int]) -> dict[str, Any]:
 
 
 def at_input(layer: SequenceMixer, x: Tensor) -> dict[str, Any]:
-    """Return what the layer reads at an input, and the heads that copy its operator."""
+    """Measure the layer's operator at an input: rank, heads for an error, and data of the explorer."""
     read = read_spectrum(layer, x)
     return {"rank": read.rank, "heads": [*read.heads.values()]} | explorer_data(layer, x, read)
 
 
 def cost(name: str) -> dict[str, float]:
-    """Return exponents in the length, over `COST_LENGTHS`."""
+    """Return the exponents in the length of a mixer's costs, over `COST_LENGTHS`."""
     torch.manual_seed(0)
     layer = create_mixer(name, D_MODEL, **reaching(name, COST_LENGTHS[-1] + 1)).eval()
     forward, step = [], []
@@ -153,13 +154,13 @@ def cost(name: str) -> dict[str, float]:
 
 
 def growth(costs: Sequence[float]) -> float:
-    """Return the exponent of what grows with the length, from three lengths that double; 0 where nothing does."""
+    """Return the exponent of a cost's growing part, from three lengths that double; 0 if it does not grow."""
     before, after = costs[1] - costs[0], costs[2] - costs[1]
     return rounded(math.log2(after / before)) if min(before, after) > 0 else 0.0
 
 
 class Work(TorchDispatchMode):
-    """Counts products and sums of matrix products and convolutions, and the numbers that every other op writes."""
+    """Count the flops of matrix products and convolutions, and one operation per output number of other ops."""
 
     total = 0
 
@@ -173,7 +174,7 @@ class Work(TorchDispatchMode):
 
 
 def computed(run: Callable[[], object]) -> int:
-    """Return how many numbers a function computes; attention by its formula, not by a fused kernel."""
+    """Count the operations of a function; attention counts by its formula, not as a fused kernel."""
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), Work() as work:
         run()
     return work.total

@@ -1,15 +1,16 @@
-"""Plant random errors, one at a time, and count how many the tests see.
+"""Mutation testing: plant random errors, one at a time, and count how many the tests detect.
 
     make mutants                          300 errors, a new sample each time
-    make mutants ARGS="--size 30 --seed 7 --room ops"
+    make mutants ARGS="--size 30 --seed 7 --room zoo/ops"
 
-An error is one mutation of cosmic-ray (a changed operator, number, condition, decorator or loop) in a line drawn at
-random from the rooms below. In a copy with one error planted, the default tests that execute its line run until the
-first failure, the shortest first; then those that execute any line of the file, since an import, a cache or numba may
-have run the line for them; up to a minute of CPU time in all. If none fails, the slow ones do so. Coverage shows which
-test executes which line. It is measured once for each state of the tree, for the slow tests of a room only if an error
-there survives the default ones. The order of the errors is random: after a cut, those that are done are a sample, and
-the same seed continues. Read what survives, since some of it changes nothing that anyone can observe.
+An error is one mutation of cosmic-ray (a changed operator, number, condition, decorator or loop) in a random line of
+the folders below. In a copy of the tree with one error, we run default tests until the first failure, the shortest
+first, for up to a minute of CPU time: first the tests that execute the line, then the tests that execute any line of
+the file, because an import, a cache or numba may have run the line for them. If none fails, the slow tests follow.
+
+Coverage shows which test executes which line. It is measured once per state of the tree; for slow tests only if an
+error survives the default ones. Errors are judged in random order, so an interrupted run is a valid sample; the same
+seed resumes it. Read the survivors, since some of them change nothing observable.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ ROOMS = {
     "zoo/check": "tests/check tests/contract",
     "tasks": "tests/tasks tests/upstream/tasks tests/training/test_datamodule.py tests/training/test_mixture.py",
 }
-"""Folders in which errors are planted, each with the tests that should see them."""
-# The forked processes import these with one thread and without a GPU; Triton's kernels are then interpreted.
+"""Folder for errors -> the tests that should detect them."""
+# Forked processes run with one thread and without a GPU; Triton kernels are interpreted.
 os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1", "HF_HUB_OFFLINE": "1"}
 NOT_COPIED = (".git", ".venv", ".*cache*", "__pycache__", "runs", "build", "dist")
 SUITES = ("not slow", "slow")
@@ -66,7 +67,7 @@ FORKS.set_forkserver_preload(
 
 
 class Mutant(NamedTuple):
-    """One error: the n-th place in a file at which a cosmic-ray operator applies."""
+    """One error: the n-th place in a file to which a cosmic-ray operator applies."""
 
     file: str
     line: int
@@ -77,7 +78,7 @@ class Mutant(NamedTuple):
 
 @cache
 def mutants(file: str) -> dict[int, list[Mutant]]:
-    """Return the mutants of a file by line, without those in annotations, which never run."""
+    """Return the mutants of a file by line, except in annotations, which never run."""
     source = (ROOT / file).read_text(encoding="utf-8")
     lines, annotated = source.splitlines(), set(_annotated(source))
     nodes = list(ast_nodes(get_ast(source)))
@@ -106,7 +107,7 @@ def _annotated(source: str) -> Iterator[tuple[int, int]]:
 
 
 def sample(rooms: list[str], size: int, seed: int) -> list[Mutant]:
-    """Draw lines without replacement, then a kind of mutation, then one of that kind; larger samples begin alike."""
+    """Draw lines without replacement, then a kind of mutation, then a mutation; larger samples extend smaller ones."""
     rng = random.Random(seed)
     files = sorted(str(path.relative_to(ROOT)) for room in rooms for path in (ROOT / room).rglob("*.py"))
     places = [(file, line) for file in files for line in sorted(mutants(file))]
@@ -120,7 +121,7 @@ def sample(rooms: list[str], size: int, seed: int) -> list[Mutant]:
 
 
 def compiles(source: str) -> bool:
-    """Return whether numba compiles a file's functions."""
+    """Return whether numba compiles functions of this source."""
     return "import numba" in source or "import compiled" in source
 
 
@@ -134,7 +135,7 @@ def statement(mutant: Mutant) -> list[int]:
 
 
 class Watch:
-    """Note the tests that execute each line, and their CPU time; None if they fail, since they would see any error."""
+    """A pytest plugin that records the tests that execute each line, and their CPU time; None for failing tests."""
 
     def __init__(self, part: Path) -> None:
         self.part = part
@@ -151,7 +152,7 @@ class Watch:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Iterator[None]:
-        """Count what a shared fixture executes for every test of the file."""
+        """Attribute the lines that a shared fixture executes to every test of the file."""
         if fixturedef.scope == "function":
             return (yield)
         before = request._pyfuncitem.nodeid
@@ -179,7 +180,7 @@ class Watch:
 
 
 class Order:
-    """Run the tests named, in the order given."""
+    """A pytest plugin that runs only the given tests, in their order."""
 
     def __init__(self, tests: list[str], numba: str) -> None:
         self.numba = numba
@@ -190,10 +191,10 @@ class Order:
 
 
 def _pytest(copy: Path, suite: str, paths: list[str], plugin: Watch | Order, limit: float) -> None:
-    """Run tests in a copy of the tree; the body of a forked process."""
+    """Run tests in a copy of the tree; the target of a forked process."""
     os.setsid()
     os.chdir(copy)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit) + 5))  # ends an endless loop, also under load
+    resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit) + 5))  # stops endless loops, also under load
     sys.path[:] = [str(copy), *(path for path in sys.path if Path(path) not in (ROOT, ROOT / "tools"))]
     os.environ.update(PYTHONPATH=str(copy), NUMBA_CACHE_DIR=str(copy / getattr(plugin, "numba", ".numba")))
     with (copy / ".log").open("w") as file:
@@ -205,7 +206,7 @@ def _pytest(copy: Path, suite: str, paths: list[str], plugin: Watch | Order, lim
 
 
 def run_tests(copy: Path, suite: str, paths: list[str], plugin: Watch | Order, limit: float) -> int:
-    """Return pytest's exit status; negative after `limit` seconds of CPU time, or ten times that by the clock."""
+    """Return pytest's exit status; negative after `limit` seconds of CPU time, or ten times that in wall time."""
     process = FORKS.Process(target=_pytest, args=(copy, suite, paths, plugin, limit))
     process.start()
     process.join(10 * limit)
@@ -216,7 +217,7 @@ def run_tests(copy: Path, suite: str, paths: list[str], plugin: Watch | Order, l
 
 
 class Executed:
-    """The tests that execute each line, and the CPU time of each test."""
+    """The tests that execute each line, and their CPU times, from the records of `Watch`."""
 
     def __init__(self, parts: list[Path]) -> None:
         self.seconds: dict[str, float] = {}
@@ -230,23 +231,23 @@ class Executed:
         self.lines = cache(self.data.contexts_by_lineno)
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """Return the tests to run: those that execute the statement, then those of the file, the shortest first."""
+        """Return the tests that execute the statement, then those that execute the file; the shortest first."""
         every = self.lines(mutant.file)
         of_statement, of_file = (
             {test for line in lines for test in every.get(line, ())} for lines in (statement(mutant), every)
         )
-        shared = {path for path in of_file if path and "::" not in path}  # files whose shared fixture executes it
+        shared = {path for path in of_file if path and "::" not in path}  # test files with a shared fixture
         of_file |= {test for test in self.seconds if any(Path(test.split("::")[0]).is_relative_to(p) for p in shared)}
         return sorted(of_file & self.seconds.keys(), key=lambda test: (test not in of_statement, self.seconds[test]))
 
 
 def room_tests(mutant: Mutant) -> set[str]:
-    """Return the folders and files of the tests that should see an error."""
+    """Return the folders and files of the tests that should detect an error."""
     return {path for room, tests in ROOMS.items() if mutant.file.startswith(f"{room}/") for path in tests.split()}
 
 
 def test(mutant: Mutant, copy: Path, suite: str, executed: Executed) -> dict[str, Any]:
-    """Plant an error in a copy of the tree and run the tests that may see it; the copy is left as it was."""
+    """Plant an error in a copy of the tree, run the tests that may detect it, and restore the copy."""
     target = copy / mutant.file
     source = target.read_text(encoding="utf-8")
     changed = mutate_code(source, get_operator(mutant.operator)(), mutant.occurrence) or ""
@@ -257,7 +258,7 @@ def test(mutant: Mutant, copy: Path, suite: str, executed: Executed) -> dict[str
             budget -= executed.seconds[name]
     status, numba = 0, ".numba"
     if compiles(source):
-        numba += f"-{mutant.line}-{mutant.occurrence}"  # it keeps code by file
+        numba += f"-{mutant.line}-{mutant.occurrence}"  # numba caches compiled code by file
     try:
         target.write_text(changed, encoding="utf-8")
         if tests:
@@ -273,12 +274,12 @@ def test(mutant: Mutant, copy: Path, suite: str, executed: Executed) -> dict[str
 
 
 def main() -> None:
-    """Draw, test and report."""
+    """Draw errors, test them and report the survivors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=300, help="number of errors (300)")
-    parser.add_argument("--seed", type=int, default=None, help="of the sample; default drawn anew, and printed")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the sample (random, and printed)")
     parser.add_argument("--room", nargs="+", choices=list(ROOMS), default=list(ROOMS), help="folders (all)")
-    parser.add_argument("--jobs", type=int, default=2, help="copies of the tree that are tested at once (2)")
+    parser.add_argument("--jobs", type=int, default=2, help="number of copies tested in parallel (2)")
     options = parser.parse_args()
     seed = random.randrange(10**6) if options.seed is None else options.seed
     chosen = sample(options.room, options.size, seed)
@@ -299,7 +300,7 @@ def main() -> None:
         if not part.with_suffix(".json").is_file():
             status = run_tests(mine.copy, suite, [path], Watch(part), 7200)
             if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
-                raise RuntimeError(f"{path} does not run:\n{(mine.copy / '.log').read_text()[-2000:]}")
+                raise RuntimeError(f"pytest fails to run {path}:\n{(mine.copy / '.log').read_text()[-2000:]}")
         return part
 
     def judge(mutant: Mutant, suite: str, executed: Executed) -> None:
@@ -325,7 +326,7 @@ def main() -> None:
     survivors = [one for mutant in chosen if not (one := report[str(mutant)])["killed"]]
     for one in survivors:
         print(f"\n{one['file']}:{one['line']}\n- {one['text']}\n+ {one['becomes']}")
-    print(f"\n{len(chosen) - len(survivors)} of {len(chosen)} seen, seed {seed}; {record}")
+    print(f"\n{len(chosen) - len(survivors)} of {len(chosen)} detected, seed {seed}; {record}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Draw from the published generators of the tasks and record histograms of the examples for tests/upstream/tasks.
+"""Draw examples from the published generators of the tasks, and record their histograms for tests/upstream/tasks.
 
     python -m tools.record_tasks CHECKOUTS [NAME ...]
 
-CHECKOUTS holds a clone of each repository in `SOURCES`, under its key and at its commit. Install pydantic and pandas
-(imported by zoology), pythomata (seq_icl), jax and chex (neural_networks_chomsky_hierarchy). The clones are imported;
-empty modules replace packages that they import and do not need here.
+CHECKOUTS contains a clone of each repository in `SOURCES`, named by its key and at its commit. Install pydantic and
+pandas (for zoology), pythomata (seq_icl), jax and chex (neural_networks_chomsky_hierarchy). The clones are imported;
+empty modules replace packages that they import but that are not needed here.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ SEED = 2026
 
 Examples = tuple[np.ndarray, np.ndarray]
 Draw = Callable[[types.ModuleType, int], Examples]
-"""The upstream module and a number of rows to inputs and labels."""
+"""Function of the upstream module and a number of rows; returns inputs and labels."""
 
 
 def stand_in(name: str, **attributes: Any) -> None:
-    """Put an empty module under this name, unless there is one."""
+    """Register an empty module under this name unless it exists, and set attributes on it."""
     module = sys.modules.setdefault(name, types.ModuleType(name))
     for attribute, value in attributes.items():
         setattr(module, attribute, value)
@@ -66,7 +66,7 @@ def load(file: Path, name: str) -> types.ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # PhysicsLM4's files use these without importing them.
+    # PhysicsLM4's files use these names without importing them.
     vars(module).update(random=random, deque=deque, defaultdict=defaultdict)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -106,7 +106,7 @@ def upstream_module(checkouts: Path, repository: str, file: str) -> types.Module
 
 
 def by_zoology(function: str, **options: Any) -> Draw:
-    """Return the draw of a function that makes a whole segment."""
+    """Return the `Draw` of a function of zoology, which generates all examples at once."""
 
     def draw(module: types.ModuleType, rows: int) -> Examples:
         torch.manual_seed(SEED)
@@ -117,7 +117,7 @@ def by_zoology(function: str, **options: Any) -> Draw:
 
 
 def by_mad(function: str, is_training: bool = False, **options: Any) -> Draw:
-    """Return the draw of a function that makes one example."""
+    """Return the `Draw` of a function of MAD, which generates one example per call."""
 
     def draw(module: types.ModuleType, rows: int) -> Examples:
         np.random.seed(SEED)  # noqa: NPY002 (selective copying draws its gaps from the global generator)
@@ -130,11 +130,11 @@ def by_mad(function: str, is_training: bool = False, **options: Any) -> Draw:
 
 
 def by_s4(function: Callable[[types.ModuleType, int], tuple[torch.Tensor, torch.Tensor]]) -> Draw:
-    """Return the draw of a function of module and rows that uses the global generators."""
+    """Return the `Draw` of a function of module and rows that uses global random generators."""
 
     def draw(module: types.ModuleType, rows: int) -> Examples:
         torch.manual_seed(SEED)
-        np.random.seed(SEED)  # noqa: NPY002 (its signals come from the global generator)
+        np.random.seed(SEED)  # noqa: NPY002 (signals are drawn from the global generator)
         inputs, labels = function(module, rows)
         return inputs.numpy(), labels.numpy()
 
@@ -142,7 +142,7 @@ def by_s4(function: Callable[[types.ModuleType, int], tuple[torch.Tensor, torch.
 
 
 def _copying(module: types.ModuleType, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """10 tokens of an alphabet of 10, 100 blanks; its labels are those of the last 10 positions."""
+    """Draw 10 tokens of an alphabet of 10, and 100 blanks; the last 10 positions have labels."""
     inputs, answers = module.torch_copying_data(100, 10, 10, batch_shape=(rows,))
     labels = torch.full_like(inputs, IGNORED)
     labels[:, -10:] = answers
@@ -160,7 +160,7 @@ def _delay(module: types.ModuleType, rows: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def by_chomsky(task: str, length: int) -> Draw:
-    """Return the draw of tokens (rows, length) and one answer each, (rows,)."""
+    """Return the `Draw` of a task of neural_networks_chomsky_hierarchy: tokens (rows, length) and answers (rows,)."""
 
     def draw(module: types.ModuleType, rows: int) -> Examples:
         batch = getattr(module, task)().sample_batch(module.jrandom.PRNGKey(SEED), rows, length)
@@ -170,7 +170,7 @@ def by_chomsky(task: str, length: int) -> Draw:
 
 
 def _regression(module: types.ModuleType, rows: int) -> Examples:
-    """41 vectors of 20 dimensions, and what their functions give."""
+    """Draw 41 vectors of 20 dimensions, and the values of a linear function."""
     torch.manual_seed(SEED)
     sampler = importlib.import_module("samplers").get_data_sampler("gaussian", n_dims=20)
     x = sampler.sample_xs(41, rows)
@@ -179,7 +179,7 @@ def _regression(module: types.ModuleType, rows: int) -> Examples:
 
 
 def _stacked(module: types.ModuleType, rows: int) -> Examples:
-    """64 keys and 64 values that are their own numbers, 1 ... 64 and 65 ... 128; two passes over 16 pairs."""
+    """Draw two passes over 16 pairs; the embeddings of 64 keys and 64 values are their indices, from 1 to 128."""
     numbers = torch.arange(1.0, 129.0)[:, None]
     segment = module.continuous_mqar(rows, num_kv_pairs=16, num_passes=2, embeddings=numbers, seed=SEED)
     inputs = segment.inputs.numpy().astype(int)
@@ -189,7 +189,7 @@ def _stacked(module: types.ModuleType, rows: int) -> Examples:
 
 
 def _automata(module: types.ModuleType, rows: int) -> Examples:
-    """Many words of each automaton, cut at 256; those labels that our task keeps, by their automaton's own edges."""
+    """Draw words of an automaton per row, cut at 256, with the labels that our task has too, from upstream's edges."""
     drawn = module.ICLDFADataModule(
         num_examples=rows + rows // 4,
         num_test_examples=4,
@@ -203,7 +203,7 @@ def _automata(module: types.ModuleType, rows: int) -> Examples:
     )
     drawn.setup()
     data = drawn.dataset["train"]
-    tokens = data.inputs.numpy()[:, :257] - 1  # their 0 is the padding, which does not come so early
+    tokens = data.inputs.numpy()[:, :257] - 1  # upstream's 0 is padding, which occurs only later
     labels = np.full((len(tokens), 256), IGNORED)
     for row, (word_by_word, automaton) in enumerate(zip(tokens.tolist(), data.dfas, strict=True)):
         edges = automaton.dfa.transition_function
@@ -234,7 +234,7 @@ FUZZY = RECALL | {"k_motif_size": 3, "v_motif_size": 3}
 
 
 def _brevo(module: types.ModuleType, rows: int) -> Examples:
-    """Graphs of up to 70 nodes, without the token for the end; the labels are those of training."""
+    """Draw graphs of up to 70 nodes, without the end token, with upstream's training labels."""
     vars(module)["rng"], most = random.Random(SEED), 70
     inputs = np.full((rows, 9 * (most - 2)), most + 2)
     labels = np.full(inputs.shape, IGNORED)
@@ -255,7 +255,7 @@ def lano_sentences(module: types.ModuleType, grammar: str, rows: int) -> tuple[A
 
 
 def _lano(module: types.ModuleType, rows: int, grammar: str) -> Examples:
-    """One sentence in a row, and the token that ours has before and behind it."""
+    """Draw one sentence per row, with the token that our task puts before and after it."""
     _, sentences = lano_sentences(module, grammar, rows)
     inputs = np.full((rows, max(map(len, sentences)) + 2), 3)
     for row, sentence in zip(inputs, sentences, strict=True):
@@ -266,7 +266,7 @@ def _lano(module: types.ModuleType, rows: int, grammar: str) -> Examples:
 
 
 def lano_extras(module: types.ModuleType, grammar: str) -> dict[str, Any]:
-    """Return the rules, and of the shortest of 64 sentences the distributions of the next token, that of # first."""
+    """Return the grammar's rules, and next-token distributions (# first) along the shortest of 64 sentences."""
     found, sentences = lano_sentences(module, grammar, 64)
     shortest = min(sentences, key=len)
     laws, _ = found.solve_dp_prob_highprecision(shortest, debug=False)
@@ -275,11 +275,11 @@ def lano_extras(module: types.ModuleType, grammar: str) -> dict[str, Any]:
 
 
 CAPO_SENTENCES = ("birthmonth", "birthcity", "university", "field", "company1name")
-"""The first fact of each sentence of a biography; that with the city of the employer is not ours."""
+"""The first field of each sentence of a biography; our task has no sentence about the employer's city."""
 
 
 def capo_sizes(module: types.ModuleType) -> dict[str, int]:
-    """Return the number of values of each field: of upstream's lists, for the date of birth as in the paper."""
+    """Return the number of values of each field, from upstream's lists, or from the paper for the date of birth."""
     fields = Path(str(module.__file__)).with_name("fields")
 
     def listed(file: str) -> int:
@@ -293,7 +293,7 @@ def capo_sizes(module: types.ModuleType) -> dict[str, int]:
 
 
 def _capo(module: types.ModuleType, rows: int) -> Examples:
-    """Biographies of people of our own, by upstream's sentences; -1 is where one begins, their words are left out."""
+    """Draw people, and put them into upstream's sentences; their words are replaced by one -1 per sentence."""
     random.seed(SEED)
     sizes = capo_sizes(module)
     inputs, labels = np.empty((rows, 15), dtype=np.int64), np.full((rows, 15), IGNORED)
@@ -308,9 +308,9 @@ def _capo(module: types.ModuleType, rows: int) -> Examples:
 
 
 def _selectivbench(module: types.ModuleType, rows: int, longest_gap: float, **gaps: Any) -> Examples:
-    """64 positions of 8 letters with 4 states each; a tenth of a gap is a position.
+    """Draw 64 positions over 8 letters with 4 states each; a position is a time step of 0.1.
 
-    Each row has a grammar of its own; those whose starts share a letter are left out.
+    Each row has a new grammar; grammars whose initial states share a letter are skipped.
     """
     utils, n_symbols, n_states = importlib.import_module("symseqbench.seqbench.utils"), 8, 4
     kept: list[tuple[np.ndarray, np.ndarray]] = []
@@ -354,7 +354,7 @@ def _mano(module: types.ModuleType, rows: int) -> Examples:
     inputs, labels = np.full((rows, 2 * longest + 2), m + 4), np.empty(rows, dtype=np.int64)
     for row in range(rows):
         _, _, *expression, _, answer = module.encode_pure_arithmetic(rng, qids=sizes, lens=sizes, ops=["+", "-", "*"])
-        # An operator has two names, four apart.
+        # Each operator has two token ids, four apart.
         written = [token - 5000 if token >= 5000 else m + (token - 1) % 4 for token in expression]
         inputs[row, -len(written) - 1 :] = [*written, m + 3]
         labels[row] = answer - 5000
@@ -432,21 +432,21 @@ def record(name: str, checkouts: Path) -> dict[str, Any]:
     if name.startswith("lano"):
         record |= lano_extras(upstream_module(checkouts, repository, file), name.partition("-")[2])
     elif name.startswith("selectivbench"):
-        pass  # the commonest state is another in each grammar
+        pass  # each grammar has a different most common state
     elif name == "capo":
         record["sizes"] = capo_sizes(upstream_module(checkouts, repository, file))
     elif labels.dtype.kind == "i":
         share = np.unique(labels[labels != IGNORED], return_counts=True)[1] / (labels != IGNORED).sum()
-        # What the best constant guess scores: MAD's accuracy averages over the classes that there are.
+        # Scores of the best constant guess; MAD's accuracy averages over the classes that occur.
         record["constant guess"] = {"micro": round(float(share.max()), 8), "macro": round(1 / len(share), 8)}
     return record
 
 
 def main() -> None:
-    """Record the generators that the command line names."""
+    """Record the generators given on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkouts", type=Path)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(GENERATORS)}; all when absent")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(GENERATORS)}; default all")
     arguments = parser.parse_args()
     for name in arguments.names or GENERATORS:
         text = json.dumps(record(name, arguments.checkouts), separators=(",", ":"))

@@ -1,13 +1,13 @@
-"""Run the published layers in float64 and record their outputs, gradients and states for tests/upstream.
+"""Run published layers in float64, and record their outputs, gradients and states for tests/upstream.
 
     python tools/record_upstream.py CHECKOUTS [NAME ...]
 
-CHECKOUTS holds a clone of each repository in `SOURCES`, under its key and at its commit. Install einops, triton,
-transformers, pytest (imported by flash-linear-attention and mamba), jax, flax (minimal-LRU, S5), equinox (linoss) and
-what titans-pytorch depends on.
+CHECKOUTS contains a clone of each repository in `SOURCES`, named by its key and at its commit. Install einops, triton,
+transformers, pytest (for flash-linear-attention and mamba), jax, flax (minimal-LRU, S5), equinox (linoss), and the
+dependencies of titans-pytorch.
 
-Layers are the authors' modules. Where one calls a CUDA or Triton kernel, the plain Python reference of the same
-repository replaces the kernel, and float64 replaces float32. Each record is made in its own process.
+Layers are the authors' modules. CUDA and Triton kernels are replaced by the plain Python references of the same
+repository, and float32 by float64. Each record is made in a separate process.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ Run = Callable[[Tensor], tuple[Tensor, State]]
 
 
 class Layer(NamedTuple):
+    """A layer to record: its repository, its files there, and the function that makes it."""
+
     source: str
     files: tuple[str, ...]
     make: Callable[[], tuple[nn.Module, Run]]
@@ -76,7 +78,7 @@ LAYERS: dict[str, Layer] = {}
 
 
 def layer(name: str, source: str, *files: str) -> Callable[[Callable[[], tuple[nn.Module, Run]]], Any]:
-    """Register a function that makes the module of a record."""
+    """Register a function that makes a module and its `Run`, as the record `name`."""
 
     def register(make: Callable[[], tuple[nn.Module, Run]]) -> Any:
         LAYERS[name] = Layer(source, files, make)
@@ -118,7 +120,7 @@ def gated_linear_attention() -> tuple[nn.Module, Run]:
 
 @layer("log_linear_ssd", FLA, "fla/layers/log_linear_mamba2.py", "fla/ops/log_linear_attn/naive.py")
 def log_linear_ssd() -> tuple[nn.Module, Run]:
-    """Make a layer with a tree of 8 levels, which holds 128 positions, and two groups of keys."""
+    """Make a layer with a tree of 8 levels, for up to 128 positions, and two groups of keys."""
     file, naive = _fla("layers.log_linear_mamba2"), _fla("ops.log_linear_attn.naive").naive_log_linear_attn
     file.MAX_NUM_LEVELS, norm = 8, _fla("modules.layernorm_gated").rms_norm_ref
 
@@ -198,14 +200,14 @@ HGDN = [f"hattention/{name}.py" for name in ("modeling_h_gated_deltanet", "gated
 
 @layer("log_linear_gated_delta_net", "log-linear-attention", *HGDN)
 def log_linear_gated_delta_net() -> tuple[nn.Module, Run]:
-    """Make a layer with a tree of 8 levels, which holds 128 positions, upon flash-linear-attention's GatedDeltaNet."""
+    """Make a layer with a tree of 8 levels, for up to 128 positions, on flash-linear-attention's GatedDeltaNet."""
     checkout = Path(sys.path[0])
     sys.path.insert(0, str(checkout.parent / FLA))
     file = _fla("layers.gated_deltanet")
     file.ShortConvolution, file.RMSNorm, file.FusedRMSNormGated = _ShortConv, _Norm, _GatedNorm
     package = types.ModuleType("hattention")
     package.__path__ = [str(checkout / "hattention")]  # without the imports of its __init__.py
-    stubs = {  # the layer's imports that are not used here: kernels, and a model
+    stubs = {  # imports of the layer that are not used here: kernels, and a model
         "hattention": package,
         "hattention.kernel": mock.MagicMock(),
         "hattention.modeling_hattention": types.SimpleNamespace(MAX_NUM_LEVELS=8, LAMBDA_LEVEL_FIXED=True),
@@ -221,7 +223,7 @@ def log_linear_gated_delta_net() -> tuple[nn.Module, Run]:
 
     def dot(held: Any, other: Tensor) -> Tensor:
         apart = copy.copy(held)
-        apart.states = held.states.clone()  # which the next position writes into
+        apart.states = held.states.clone()  # the next position overwrites the original
         return read(apart, other)
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, b: Tensor, g: Tensor, **given: Any) -> tuple[Tensor, Any]:
@@ -229,7 +231,7 @@ def log_linear_gated_delta_net() -> tuple[nn.Module, Run]:
         return recurrent.hattention_recurrent(_unit(q), _unit(k), v, g.exp(), b, given["l"], **form)
 
     recurrent.HState.dot = dot
-    api.hattention_prefill, api.torch = kernel, types.SimpleNamespace(float32=None)  # which it refuses
+    api.hattention_prefill, api.torch = kernel, types.SimpleNamespace(float32=None)  # it rejects float32
     layer = layers.HGatedDeltaNet(hidden_size=6, num_heads=2, head_dim=4, layer_idx=0)
 
     def run(x: Tensor) -> tuple[Tensor, State]:
@@ -265,7 +267,7 @@ def gdn2() -> tuple[nn.Module, Run]:
 
 @layer("comba", FLA, "fla/layers/comba.py", "fla/ops/comba/naive.py")
 def comba() -> tuple[nn.Module, Run]:
-    naive = _fla("ops.comba.naive").naive_chunk_comba  # its recurrent neighbour decays before it erases
+    naive = _fla("ops.comba.naive").naive_chunk_comba  # the recurrent form there decays before it erases
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
         return naive(q, k, v, k * decay.sigmoid().view(-1, 1), g, beta, output_final_state=True)
@@ -296,7 +298,7 @@ def mesa_net() -> tuple[nn.Module, Run]:
 
 @layer("titans", "titans-pytorch", "titans_pytorch/neural_memory.py", "titans_pytorch/memory_models.py")
 def titans() -> tuple[nn.Module, Run]:
-    """Its memory one matrix, which starts at zero, a gradient step per position, queries and keys of length one."""
+    """Make a layer whose memory is one matrix, initially zero, with a gradient step per position and unit q and k."""
     file = importlib.import_module("titans_pytorch.neural_memory")
     module = file.NeuralMemory(
         dim=6,
@@ -306,14 +308,14 @@ def titans() -> tuple[nn.Module, Run]:
         batch_size=1,
         model=file.MemoryMLP(3, depth=1),
         activation=nn.SiLU(),
-        default_step_transform_max_lr=3 / 2,  # its loss is the mean of 3 squares, the paper's half their sum
+        default_step_transform_max_lr=3 / 2,  # the loss is the mean of 3 squares, in the paper half their sum
         pre_rmsnorm=False,
         post_rmsnorm=True,
         mem_model_norm_add_residual=False,
     )
     for name, held in (("memory_model", module.memory_model), ("memory_model_parameters", [torch.zeros(2, 3, 3)])):
         delattr(module, name)
-        module.__dict__[name] = held  # no parameters: the start of the memory is not learned
+        module.__dict__[name] = held  # not parameters, since the initial memory is not learned
     module.q_norm, module.k_norm = _Unit(3**-0.5), _Unit(1.0)
     module.multihead_rmsnorm = file.MultiheadRMSNorm(3, 1)  # one weight for both heads
     module.multihead_rmsnorm.rmsnorm.eps = 1e-5
@@ -347,7 +349,7 @@ def delta_product() -> tuple[nn.Module, Run]:
 
     options = {"head_dim": 3, "num_householder": 2}
     module, run = _delta("layers.gated_deltaproduct", "GatedDeltaProduct", "gated_delta_product", kernel, **options)
-    module.eval = module.train  # in evaluation the layer runs short sequences by another op's kernel
+    module.eval = module.train  # in eval mode, the layer runs short sequences by another kernel
     return module, run
 
 
@@ -450,7 +452,7 @@ def path_attention() -> tuple[nn.Module, Run]:
     state: State = {}
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, g: Tensor, **_: Any) -> tuple[Tensor, None]:
-        state.update(v=v, g=g)  # the contents of the cache besides the moved keys
+        state.update(v=v, g=g)  # the contents of the cache, except the transformed keys
         return naive(q, k, v, w, beta, g, q.shape[3] ** -0.5), None
 
     file.parallel_path_attn, file.ShortConvolution = kernel, _ShortConv
@@ -470,7 +472,7 @@ def deltaformer() -> tuple[nn.Module, Run]:
         return attend(q, k, u)
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, **_: Any) -> Tensor:
-        return naive.naive_deltaformer_attn(q, k, v, beta.clamp(-1, 1))  # as the zoo bounds it
+        return naive.naive_deltaformer_attn(q, k, v, beta.clamp(-1, 1))  # clamped as in the zoo
 
     naive.naive_causal_attention_bhtd, file.deltaformer_attn = second_stage, kernel
     module = file.DeltaFormerAttention(hidden_size=8, num_heads=2, rope_theta=50.0)
@@ -491,7 +493,7 @@ def mlstm() -> tuple[nn.Module, Run]:
         memory = q.new_zeros(*rows, width, width), q.new_zeros(*rows, width, 1), q.new_zeros(*rows, 1, 1)
         outputs = []
         for t in range(q.shape[2]):
-            now = (part[:, :, t : t + 1].clone() for part in (q, k, v, *gates))  # the step squeezes them in place
+            now = (part[:, :, t : t + 1].clone() for part in (q, k, v, *gates))  # the step modifies them in place
             y, memory = step(*memory, *now)
             outputs.append(y)
         state.update(zip("Cnm", memory, strict=True))
@@ -578,7 +580,7 @@ def s4d() -> tuple[nn.Module, Run]:
 def hyena() -> tuple[nn.Module, Run]:
     module = importlib.import_module("zoology.mixers.hyena").Hyena(d_model=4, l_max=80, filter_order=5, emb_dim=5)
     features = module.filter_fn.pos_emb
-    fixed = features.z.detach()  # cosines and sines of the lags, which the authors train at a rate of 1e-5
+    fixed = features.z.detach()  # cosines and sines of the lags; the authors train them at a rate of 1e-5
     del features.z
     features.register_buffer("z", fixed)
     return module, lambda x: (module(x), {})
@@ -631,12 +633,12 @@ def rwkv4() -> tuple[nn.Module, Run]:
     file = importlib.import_module("transformers.models.rwkv.modeling_rwkv")
     module = file.RwkvSelfAttention(file.RwkvConfig(hidden_size=6, attention_hidden_size=10, num_hidden_layers=1))
     for vector in (weight for name, weight in module.named_parameters() if name.startswith("time_")):
-        nn.init.constant_(vector, 0.5)  # the model that holds the layer would start them
+        nn.init.constant_(vector, 0.5)  # otherwise initialised by the model around the layer
 
     def run(x: Tensor) -> tuple[Tensor, State]:
         state = [x.new_zeros(len(x), width, 1) for width in (6, 6, 10, 10, 10)]
         state[4] -= 1e30
-        with torch.no_grad():  # it writes into the state
+        with torch.no_grad():  # it writes to the state in place
             _, *state = module(x, state=state, use_cache=True)[1]
         names = ("last", "numerator", "denominator", "largest")
         return module(x)[0], {name: part[:, :, 0] for name, part in zip(names, state, strict=True)}
@@ -664,7 +666,7 @@ def nsa() -> tuple[nn.Module, Run]:
     naive = _fla("ops.nsa.naive")
     state: State = {}
 
-    def softmax(t: Tensor, dim: int) -> Tensor:  # as theirs, but its gradient is no NaN where a row sees nothing
+    def softmax(t: Tensor, dim: int) -> Tensor:  # upstream's, without NaN gradients in fully masked rows
         blind = t.isinf().all(dim, keepdim=True)
         return t.masked_fill(blind, 0.0).softmax(dim).masked_fill(blind, 0.0)
 
@@ -709,7 +711,7 @@ def mla() -> tuple[nn.Module, Run]:
 
 @layer("dsa", "transformers", "models/deepseek_v32/modeling_deepseek_v32.py")
 def dsa() -> tuple[nn.Module, Run]:
-    """Make a layer with eight heads of the index: with fewer, many positions have an index of zero, in no order."""
+    """Make a layer with eight index heads; with fewer, many positions tie at a score of zero."""
     latents = {"q_lora_rank": 5, "kv_lora_rank": 6, "qk_nope_head_dim": 3, "v_head_dim": 3, "qk_rope_head_dim": 4}
     index = {"index_topk": 3, "index_n_heads": 8, "index_head_dim": 6}
     parameters = {"rope_type": "default", "rope_theta": 50.0}
@@ -730,7 +732,7 @@ def dsa() -> tuple[nn.Module, Run]:
 
 @layer("moba", "MoBA", "moba/moba_naive.py", "moba/wrapper.py")
 def moba() -> tuple[nn.Module, Run]:
-    importlib.import_module("transformers.modeling_utils")  # which must not see the flash_attn that follows
+    importlib.import_module("transformers.modeling_utils")  # before flash_attn is stubbed below
     interface = types.SimpleNamespace(_flash_attn_varlen_forward=None, _flash_attn_varlen_backward=None)
     flash = types.SimpleNamespace(flash_attn_func=None, flash_attn_varlen_func=None, flash_attn_interface=interface)
     with mock.patch.dict(sys.modules, {"flash_attn": flash, "flash_attn.flash_attn_interface": interface}):
@@ -758,7 +760,7 @@ def _unit(t: Tensor) -> Tensor:
 
 
 class _Norm(nn.Module):
-    """flash-linear-attention's RMSNorm by its `rms_norm_ref`."""
+    """RMSNorm of flash-linear-attention, computed by its `rms_norm_ref`."""
 
     def __init__(self, hidden_size: int, elementwise_affine: bool = True, eps: float = 1e-5, **_: Any) -> None:
         super().__init__()
@@ -769,7 +771,7 @@ class _Norm(nn.Module):
 
 
 class _GatedNorm(_Norm):
-    """Its FusedRMSNormGated: the norm, times silu or sigmoid of the gate."""
+    """FusedRMSNormGated of flash-linear-attention: the norm, times silu or sigmoid of the gate."""
 
     def __init__(self, hidden_size: int, activation: str = "swish", **options: Any) -> None:
         super().__init__(hidden_size, **options)
@@ -780,7 +782,7 @@ class _GatedNorm(_Norm):
 
 
 class _ShortConv(nn.Module):
-    """Its ShortConvolution: depthwise, causal, with SiLU; keeps its last inputs."""
+    """ShortConvolution of flash-linear-attention: depthwise, causal, with SiLU; keeps its last inputs."""
 
     backend = None
 
@@ -797,7 +799,7 @@ class _ShortConv(nn.Module):
 
 
 def _mamba_norm() -> type[nn.Module]:
-    """mamba's gated RMSNorm by its `rms_norm_ref`."""
+    """Return mamba's gated RMSNorm, computed by its `rms_norm_ref`."""
     file = importlib.import_module("mamba_ssm.ops.triton.layernorm_gated")
 
     class Norm(file.RMSNorm):
@@ -809,14 +811,14 @@ def _mamba_norm() -> type[nn.Module]:
 
 
 def _fla(name: str) -> Any:
-    """Import a module of flash-linear-attention; its kernels are defined and never tuned."""
+    """Import a module of flash-linear-attention, without autotuning its kernels."""
     triton = importlib.import_module("triton")
     triton.autotune = triton.heuristics = lambda *_, **__: lambda kernel: kernel
     return importlib.import_module(f"fla.{name}")
 
 
 def _rotate_by_reference() -> None:
-    """Let flash-linear-attention's rotary module, a Triton kernel, call the reference in its file."""
+    """Replace the Triton kernel in flash-linear-attention's rotary module by the reference in the same file."""
     rotary = _fla("modules.rotary")
     rotary.rotary_embedding = lambda x, cos, sin, **_: rotary.rotary_embedding_ref(
         x, cos[: x.shape[1]], sin[: x.shape[1]]
@@ -824,7 +826,7 @@ def _rotate_by_reference() -> None:
 
 
 def _with_naive_gla(name: str) -> tuple[Any, State]:
-    """Import a file of layers, its kernel gated linear attention's reference, with the dict that receives the state."""
+    """Import a file of layers that use the reference of gated linear attention; also return a dict for the state."""
     file, naive = _fla(name), _fla("ops.gla.naive").naive_recurrent_gla
     state: State = {}
 
@@ -837,14 +839,14 @@ def _with_naive_gla(name: str) -> tuple[Any, State]:
 
 
 def _mamba_test(folder: str, name: str) -> Any:
-    """Import a test file of mamba, which holds the references of Mamba-3."""
+    """Import a test file of mamba, which contains the references of Mamba-3."""
     (root,) = (path for path in sys.path if (Path(path) / "mamba_ssm").is_dir())
     sys.path.insert(0, str(Path(root) / "tests" / "ops" / folder))
     return importlib.import_module(name)
 
 
 def _delta(module: str, name: str, op: str, kernel: Callable[..., tuple[Tensor, Tensor]], **options: Any) -> Any:
-    """Make a layer of the delta rule whose kernel is a reference on normalised queries and keys."""
+    """Make a delta-rule layer whose kernel is replaced by a reference on normalised queries and keys."""
     file, state = _fla(module), {}
 
     def normalised(q: Tensor, k: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
@@ -865,7 +867,7 @@ def _delta(module: str, name: str, op: str, kernel: Callable[..., tuple[Tensor, 
 
 
 def _mamba3(op: str, step: Callable[..., Any], mixed: dict[str, str], kept: tuple[str, ...]) -> tuple[Any, State]:
-    """Import Mamba-3 with a reference as its kernel, and the dict that receives the final state."""
+    """Import Mamba-3 with a reference as its kernel; also return a dict for the final state."""
     file, state = importlib.import_module("mamba_ssm.modules.mamba3"), {}
     names = ("Q", "K", "V", "ADT", "DT", "Trap", "Q_bias", "K_bias", "Angles", "D", "Z")
 
@@ -881,7 +883,7 @@ def _mamba3(op: str, step: Callable[..., Any], mixed: dict[str, str], kept: tupl
 
 
 def _transformers(kind: str, name: str, layer_idx: int = 0, **options: Any) -> nn.Module:
-    """Make an attention layer of transformers, in plain Python."""
+    """Make an attention layer of transformers, with its eager implementation."""
     file = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     sizes = {"hidden_size": 12, "num_attention_heads": 4, "num_hidden_layers": 1, "head_dim": 4}
     config = getattr(file, f"{kind}Config")(**{**sizes, "attn_implementation": "eager", **options})
@@ -889,7 +891,7 @@ def _transformers(kind: str, name: str, layer_idx: int = 0, **options: Any) -> n
 
 
 def _causal(x: Tensor) -> Tensor:
-    """Minus infinity above the diagonal, (1, 1, seq, seq)."""
+    """Return a causal mask (1, 1, seq, seq): minus infinity above the diagonal."""
     return torch.full((1, 1, x.shape[1], x.shape[1]), -torch.inf).triu(1)
 
 
@@ -907,7 +909,7 @@ def _with_cache(layer: nn.Module, *names: str) -> Callable[[Tensor], tuple[Tenso
 
 @contextlib.contextmanager
 def in_float64() -> Iterator[None]:
-    """Replace float32 by float64 wherever upstream asks for float32 by name."""
+    """Replace float32 by float64 where upstream requests float32 explicitly."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -951,14 +953,14 @@ def record_layer(name: str, checkouts: Path) -> None:
 
 
 def lower_rates(layer: Any) -> None:
-    """Logits of Mamba-3's rates near -9 and -9.6: softplus of them lies above and below the floor of 1e-4."""
+    """Set logits of Mamba-3's rates near -9 and -9.6, so that softplus lies above and below the floor of 1e-4."""
     first = 2 * layer.d_inner + 2 * layer.d_state * layer.num_bc_heads + layer.nheads
     rates = layer.in_proj.weight[first : first + layer.nheads]
     rates.mul_(0.1)[:, 0] = torch.tensor([-9.0, -9.6])
 
 
 def record_lru(name: str, checkouts: Path) -> None:
-    """Record the LRU of minimal-LRU: `lru`; `ring` with gamma the function of nu and theta that it starts as."""
+    """Record minimal-LRU's LRU: `lru` with a free gamma, `ring` with gamma as the initial function of nu and theta."""
     sys.path.insert(0, str(checkouts / "minimal-LRU"))
     jax = importlib.import_module("jax")
     jax.config.update("jax_enable_x64", True)
@@ -980,7 +982,7 @@ def record_lru(name: str, checkouts: Path) -> None:
 
 
 def record_s5(checkouts: Path) -> None:
-    """S5's SSM on free parameters, a pole standing for a conjugate pair, and the frequencies that it starts with."""
+    """Record S5's SSM with random parameters (one pole per conjugate pair), and its initial frequencies."""
     sys.path.insert(0, str(checkouts / "S5"))
     jax = importlib.import_module("jax")
     jax.config.update("jax_enable_x64", True)
@@ -1007,7 +1009,7 @@ def record_s5(checkouts: Path) -> None:
 
 
 def record_linoss(name: str, scheme: str, checkouts: Path) -> None:
-    """LinOSS's layer on free parameters, one stiffness below zero, which counts as zero."""
+    """Record LinOSS's layer with random parameters; one stiffness is negative, which counts as zero."""
     sys.path.insert(0, str(checkouts / "linoss"))
     jax, eqx = importlib.import_module("jax"), importlib.import_module("equinox")
     jax.config.update("jax_enable_x64", True)
@@ -1028,7 +1030,7 @@ def record_linoss(name: str, scheme: str, checkouts: Path) -> None:
 def recorded_by_jax(
     run: Callable[[dict[str, Any], Any], Any], weights: dict[str, Any], rng: np.random.Generator
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the arrays of a record at each length, for a function of weights and of an input with four channels."""
+    """Yield the arrays of a record at each length, for a function of weights and an input with four channels."""
     jax = importlib.import_module("jax")
     for batch, length in (SHORT, LONG):
         x = rng.normal(size=(batch, length, 4))
@@ -1042,7 +1044,7 @@ def recorded_by_jax(
 
 
 def record_slopes(checkouts: Path) -> None:
-    """ALiBi's slopes for 1 to 24 heads, from the function inside fairseq's TransformerDecoder, which alone is run."""
+    """Record ALiBi's slopes for 1 to 24 heads; only the function inside fairseq's TransformerDecoder is run."""
     path = "fairseq/models/transformer.py"
     tree = ast.parse((checkouts / "attention_with_linear_biases" / path).read_text())
     (function,) = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "get_slopes")
@@ -1053,7 +1055,7 @@ def record_slopes(checkouts: Path) -> None:
 
 
 def record_canon(checkouts: Path) -> None:
-    """Record a Canon layer as PhysicsLM4's models make and call it, with the defaults of their configuration."""
+    """Record a Canon layer as PhysicsLM4's models use it, with their default configuration."""
     sys.path.insert(0, str(checkouts / "PhysicsLM4/huggingface"))
     file, seed = importlib.import_module("canon_helper"), zlib.crc32(b"canon")
     config = {"canon_kernel": 4, "canon_bias": False, "canon_activation": False, "canon_residual": True}

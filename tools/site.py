@@ -1,7 +1,7 @@
-"""Stage the pages of the site, and build it: `make docs`.
+"""Stage the pages of the site and build it: `make docs`.
 
-The README is the first page, docs/ is copied, and the pages of mixers, tasks and public names are generated. Links
-follow; one to a file outside the site becomes plain text.
+The README is the first page, docs/ is copied, and the pages of mixers, tasks and public names are generated. Links are
+rewritten; a link to a file outside the site becomes plain text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ELSEWHERE = {
     "LICENSE": "LICENSE.txt",
     **{name: name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/learning.md", "benchmarks/first_run.md")},
 }
-"""Files outside docs/, and their names on the site."""
+"""File outside docs/ -> its name on the site."""
 PUBLIC: dict[str, tuple[str, ...]] = {
     "zoo": (),
     "zoo.theory": (),
@@ -48,7 +48,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "tasks.datamodule": ("TaskDataModule",),
     "lab": (),
 }
-"""Public names of each package, all of its `__all__` by default."""
+"""Package -> its public names on the API page; empty for all of `__all__`."""
 ARXIV = re.compile(r"<(a|code|pre|script|title)\b.*?</\1>|<[^>]*>|arXiv:?\s(\d{4}\.\d{4,5})", re.DOTALL)
 """Elements to skip, tags, and arXiv numbers in the text of a page."""
 USAGE = """\
@@ -59,7 +59,7 @@ mixer = create_mixer("{name}", d_model=64)
 x = torch.randn(2, 100, 64)
 y, state = mixer.stream(x)
 """
-"""Lines that use a mixer, on its card in the gallery."""
+"""Example of a mixer's use on its card in the gallery."""
 KERNEL = """\
 ---
 jupyter:
@@ -69,7 +69,7 @@ jupyter:
 
 
 def main() -> int:
-    """Build the site; return the exit status, 1 if a link leads nowhere."""
+    """Build the site; return the exit status, 1 if a link is broken."""
     for package in ("zoo", "tasks"):
         subprocess.run([sys.executable, "-m", package, "pages"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     shutil.rmtree(PAGES, ignore_errors=True)
@@ -79,7 +79,7 @@ def main() -> int:
         shutil.copy(ROOT / name, PAGES / staged)
     shutil.copytree(ROOT / "tools/theme", PAGES / "theme")
     (PAGES / "gallery.html").write_text(gallery(), encoding="utf-8")
-    (PAGES / "gallery.json").unlink()  # it is in the page
+    (PAGES / "gallery.json").unlink()  # the page contains it
     (PAGES / "api.md").write_text(api(), encoding="utf-8")
     for page in PAGES.rglob("*.md"):
         page.write_text(with_links(page), encoding="utf-8")
@@ -93,13 +93,13 @@ def main() -> int:
         text = page.read_text(encoding="utf-8")
         page.with_suffix(".ipynb").write_text(notebook(text), encoding="utf-8")
         title, _, rest = text.partition("\n")
-        link = f"[This page as a notebook]({page.stem}.ipynb), to be opened in the folder of the clone."
+        link = f"[This page as a notebook]({page.stem}.ipynb); open it in the folder of your clone."
         page.write_text(f"{title}\n\n{link}\n{rest}", encoding="utf-8")
     program = Path(sys.executable).with_name("zensical")
     status = subprocess.run([program, "build", "--strict"], cwd=ROOT, check=False).returncode
-    for name in ("404.html", "sitemap.xml"):  # both need the address of the site, which has none yet
+    for name in ("404.html", "sitemap.xml"):  # both need the site's address, which does not exist yet
         (SITE / name).unlink()
-    # Search from disk would load this script from a server: it is put beside the pages (iframe-worker 1.0.4, MIT).
+    # Ship the script that search needs on file:// instead of loading it from a server (iframe-worker 1.0.4, MIT).
     shutil.copy(ROOT / "tools/iframe-worker/shim.js", SITE / "assets/shim.js")
     for page in SITE.rglob("*.html"):
         here = os.path.relpath(SITE / "assets/shim.js", page.parent)
@@ -109,7 +109,7 @@ def main() -> int:
 
 
 def notebook(text: str) -> str:
-    """Return a tutorial as a notebook with outputs. Blocks that run are its cells; one with a file's name writes it."""
+    """Return a tutorial as a notebook with outputs. Blocks become cells; a block with a file name writes the file."""
     body = re.sub(r"^```\w+\n(?=# (\S+\.\w+)\n)", r"```python\n%%writefile \1\n", text, flags=re.MULTILINE)
     found = jupytext.reads(f"{KERNEL}{body}", "md")
     for cell, after in itertools.pairwise(found.cells):
@@ -119,14 +119,14 @@ def notebook(text: str) -> str:
             after["source"] = after.source[shown.end() :]
     found["cells"] = [cell for cell in found.cells if cell.source]
     for number, cell in enumerate(found.cells):
-        cell["id"] = f"cell{number}"  # drawn at random otherwise
-        # The first line that fails ends a cell.
+        cell["id"] = f"cell{number}"  # random by default
+        # A cell stops at the first line that fails.
         cell["source"] = re.sub(r"^%%sh$", "%%sh -e", cell.source, count=1, flags=re.MULTILINE)
     return jupytext.writes(found, "ipynb")
 
 
 def gallery() -> str:
-    """Return the page of the gallery, with the scores of the leaderboard."""
+    """Return the page of the gallery, with scores from the leaderboard."""
     data, board = read_json(PAGES / "gallery.json"), as_data(groups_of(Leaderboard(ROOT / "docs").shown, task_names()))
     scores = {mixer["name"]: mixer["cells"] for mixer in board["mixers"]}
     items = [
@@ -142,8 +142,8 @@ def gallery() -> str:
 
 
 def api() -> str:
-    """Return the page of all public names, which mkdocstrings fills from their docstrings."""
-    lines = ["# API", "", "Mixers have [pages of their own](mixers/README.md), with equations and sources.", ""]
+    """Return the page of all public names; mkdocstrings inserts their docstrings."""
+    lines = ["# API", "", "For mixers, with equations and sources, see [their pages](mixers/README.md).", ""]
     for package, chosen in PUBLIC.items():
         names = chosen or sorted(importlib.import_module(package).__all__)
         lines += [f"## {package}", "", *(line for name in names for line in (f"::: {package}.{name}", ""))]
@@ -151,7 +151,7 @@ def api() -> str:
 
 
 def with_papers(html: str) -> str:
-    """Return a page with a link from each arXiv number in its text."""
+    """Return a page with each arXiv number in its text linked."""
 
     def link(found: re.Match[str]) -> str:
         return f'<a href="https://arxiv.org/abs/{found[2]}">{found[0]}</a>' if found[2] else found[0]
@@ -160,7 +160,7 @@ def with_papers(html: str) -> str:
 
 
 def with_links(page: Path) -> str:
-    """Return the text of a staged page, its links leading to staged files."""
+    """Return the text of a staged page, with its links rewritten to staged files."""
     name = page.relative_to(PAGES).as_posix()
     origins = {staged: origin for origin, staged in ELSEWHERE.items()}
     source = ROOT / origins.get(name, f"docs/{name}")
@@ -177,7 +177,7 @@ def with_links(page: Path) -> str:
         address = moved(found["target"])
         return f"{found['text']}({address})" if address else found["text"].removeprefix("!")[1:-1]
 
-    def definition(found: re.Match[str]) -> str:  # of a mixer: its source in the repository, its page here
+    def definition(found: re.Match[str]) -> str:  # a mixer's label links to its source on GitHub, to its page here
         return f"[{found['label']}]: {moved(found['target']) or found['label'] + '.md'}"
 
     text = page.read_text(encoding="utf-8")

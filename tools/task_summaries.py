@@ -1,6 +1,6 @@
-"""Statistics of examples, of the published generators and of ours: whole numbers, one per row.
+"""Statistics that compare our tasks with the published generators: integers, one per example.
 
-A number per row, so that the numbers are independent draws and two histograms can be compared by a chi-square test.
+With one number per example, the numbers are independent, and two histograms can be compared by a chi-square test.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ IGNORED = -100
 BINS = 16
 
 Numbers = dict[str, np.ndarray]
-"""{name of the statistic: integers (rows,)}."""
+"""Name of a statistic -> integers (rows,)."""
 
 Summary = Callable[[np.ndarray, np.ndarray], Numbers]
-"""Inputs and labels, each (rows, positions, ...), to numbers."""
+"""Function of inputs and labels, each (rows, positions, ...)."""
 
 
 def binned(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Return tokens in `BINS` bins, or unchanged if they are fewer."""
+    """Sort tokens into `BINS` bins; unchanged if the vocabulary has no more than that."""
     return tokens if vocab_size <= BINS else tokens * BINS // vocab_size
 
 
 def asked(labels: np.ndarray) -> Numbers:
-    """Return the number of labels and the places of the first, the last and the mean one."""
+    """Return the number of labels, the positions of the first and the last one, and the mean position."""
     known = labels != IGNORED
     first, last = known.argmax(axis=1), known.shape[1] - 1 - known[:, ::-1].argmax(axis=1)
     place = np.arange(labels.shape[1])
@@ -37,15 +37,15 @@ def asked(labels: np.ndarray) -> Numbers:
 
 
 def mqar(inputs: np.ndarray, labels: np.ndarray, vocab_size: int, n_pairs: int, width: int = 2) -> Numbers:
-    """Summarise look-ups of zoology; a pair takes `width` tokens of the context, filler is never asked about."""
+    """Summarise look-ups of zoology: a pair takes `width` tokens of the context; filler has no labels."""
     rows, context = np.arange(len(inputs)), width * n_pairs
     known = labels != IGNORED
-    # Where the answer that stands first in the context is asked for; the largest if it is not (re-assigned).
+    # Position that asks for the first value of the context; -1 if none does, because its key was re-assigned.
     first = inputs[:, width - 1]
     of_first = np.where((labels == first[:, None]).any(axis=1), (labels == first[:, None]).argmax(axis=1), -1)
     filler = ~known
     filler[:, :context] = False
-    if width == 3:  # the first token of a question is no filler either
+    if width == 3:  # the first token of a question is not filler either
         filler[:, :-1] &= ~known[:, 1:]
     last_filler = inputs.shape[1] - 1 - filler[:, ::-1].argmax(axis=1)
     return asked(labels) | {
@@ -77,7 +77,7 @@ def recall(inputs: np.ndarray, labels: np.ndarray, n_keys: int, noise: int) -> N
 
 
 def words(inputs: np.ndarray, n_keys: int, padding: int) -> list[tuple[tuple[int, ...], int, int]]:
-    """Return the pairs in a row of fuzzy recall: the key's tokens, their place, the number of tokens of the value."""
+    """Parse a row of fuzzy recall into pairs: tokens of the key, their position, number of tokens of the value."""
     pairs: list[tuple[tuple[int, ...], int, int]] = []
     for i, token in enumerate(inputs.tolist()):
         if token == padding:
@@ -94,7 +94,7 @@ def words(inputs: np.ndarray, n_keys: int, padding: int) -> list[tuple[tuple[int
 
 
 def fuzzy(inputs: np.ndarray, labels: np.ndarray, n_keys: int, padding: int) -> Numbers:
-    """Summarise rows of fuzzy recall that ask for a key they have shown."""
+    """Summarise rows of fuzzy recall whose last key was shown before."""
     read = [words(row, n_keys, padding) for row in inputs]
     last = [pairs[-1] for pairs in read]
     before = [next(pair for pair in pairs if pair[0] == pairs[-1][0]) for pairs in read]
@@ -115,7 +115,7 @@ def fuzzy(inputs: np.ndarray, labels: np.ndarray, n_keys: int, padding: int) -> 
 
 
 def is_answerable(inputs: np.ndarray, n_keys: int, padding: int) -> np.ndarray:
-    """Return in which rows of fuzzy recall the last key was shown before."""
+    """Mask the rows of fuzzy recall whose last key was shown before."""
     read = (words(row, n_keys, padding) for row in inputs)
     return np.array([any(pair[0] == pairs[-1][0] for pair in pairs[:-1]) for pairs in read])
 
@@ -128,7 +128,7 @@ def memorization(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
 
 
 def compression(inputs: np.ndarray, labels: np.ndarray, n_tokens: int) -> Numbers:
-    """Summarise the tokens to be compressed, the marker included; only ours have questions."""
+    """Summarise the tokens to compress, with the marker; the questions after it exist only in ours."""
     read = inputs[:, : n_tokens + 1]
     return {
         "first token": read[:, 0],
@@ -140,7 +140,7 @@ def compression(inputs: np.ndarray, labels: np.ndarray, n_tokens: int) -> Number
 
 
 def selective(inputs: np.ndarray, labels: np.ndarray, blank: int, n_copied: int) -> Numbers:
-    """Summarise the gaps, in blanks before a token; the gap behind the last one ends at the marker."""
+    """Summarise the gaps: blanks before each token, and after the last one up to the marker."""
     row, place = np.nonzero(inputs < blank)
     places = place.reshape(len(inputs), n_copied)
     assert (row.reshape(len(inputs), n_copied) == np.arange(len(inputs))[:, None]).all()
@@ -159,7 +159,7 @@ def selective(inputs: np.ndarray, labels: np.ndarray, blank: int, n_copied: int)
 
 
 def capo(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
-    """Summarise biographies, as the number of each token among those of its kind; a sentence's word is -1."""
+    """Summarise biographies; a token is the index of a value within its field, or -1 for a word of the sentence."""
     kinds = ["first", "middle", "last", "", "month", "day", "year", "", "city", "", "university", "", "field", ""]
     sizes = [400, 400, 1000, 1, 12, 28, 200, 1, 200, 1, 300, 1, 100, 1, 263]
     columns = zip([*kinds, "employer"], sizes, inputs.T, strict=True)
@@ -219,7 +219,7 @@ def delay(inputs: np.ndarray, labels: np.ndarray, lag: int) -> Numbers:
 
 
 def even_pairs(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
-    """Summarise bits and answers, (rows,); an answer is wrong unless it tells whether the ends differ."""
+    """Summarise bits and answers, (rows,); the right answer is whether the first and last bit differ."""
     return {
         "ones": inputs.sum(axis=1),
         "first bit": inputs[:, 0],
@@ -240,7 +240,7 @@ def cycle_navigation(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
 
 
 def brevo(inputs: np.ndarray, labels: np.ndarray, n_names: int) -> Numbers:
-    """Summarise graphs, and the orders that training labels."""
+    """Summarise graphs, and the topological orders that are the training labels."""
     numbers = []
     for row, label in zip(inputs.tolist(), labels.tolist(), strict=True):
         question, blanks = row.index(n_names), row.count(n_names + 2)
@@ -281,7 +281,7 @@ def brevo(inputs: np.ndarray, labels: np.ndarray, n_names: int) -> Numbers:
 
 
 def lano(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
-    """Summarise the first sentence of each row: the tokens 0, 1 and 2 between two 3."""
+    """Summarise the first sentence of each row: tokens 0, 1 and 2 between two tokens 3."""
     sentences = [row[1 : row.index(3, 1)] for row in inputs.tolist()]
     texts = ["".join(map(str, sentence)) for sentence in sentences]
     numbers = {
@@ -315,7 +315,7 @@ def mano(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
 
 
 def selectivbench(inputs: np.ndarray, labels: np.ndarray, n_symbols: int, n_states: int) -> Numbers:
-    """Summarise rows that have a grammar each; distractors behind the end of a string are left out."""
+    """Summarise rows, each with its own grammar; distractors after the end of a string are ignored."""
     end, blank = n_symbols * n_states, n_symbols + 1
     numbers = []
     for tokens, states in zip(inputs.tolist(), labels.tolist(), strict=True):
@@ -345,7 +345,7 @@ def selectivbench(inputs: np.ndarray, labels: np.ndarray, n_symbols: int, n_stat
 
 
 def modular_arithmetic(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
-    """Summarise expressions and answers, (rows,); Python computes the right ones."""
+    """Summarise expressions and answers, (rows,); Python computes the right answers."""
     values = [eval("".join("01234+-*"[token] for token in row)) % 5 for row in inputs.tolist()]
     operators = inputs[:, 1::2]
     return {
@@ -362,7 +362,7 @@ def modular_arithmetic(inputs: np.ndarray, labels: np.ndarray) -> Numbers:
 
 
 def regression(x: np.ndarray, y: np.ndarray) -> Numbers:
-    """Summarise vectors (rows, pairs, 20) and the values of their function, (rows, pairs), in quarters."""
+    """Summarise vectors (rows, pairs, 20) and their function values (rows, pairs)."""
     x, y = x.astype(np.float64), y.astype(np.float64)
     weights = (np.linalg.pinv(x) @ y[:, :, None])[:, :, 0]
     error = np.abs((x @ weights[:, :, None])[:, :, 0] - y).max(axis=1)
@@ -379,7 +379,7 @@ def regression(x: np.ndarray, y: np.ndarray) -> Numbers:
 
 
 def stacked(inputs: np.ndarray, labels: np.ndarray, n_pairs: int, n_passes: int) -> Numbers:
-    """Summarise numbers of keys and values, (rows, positions, 2); a query has no value."""
+    """Summarise pairs of key and value indices, (rows, positions, 2); a query has no value."""
     rows, keys, values = np.arange(len(inputs)), inputs[:, :, 0], inputs[:, :, 1]
     context = n_pairs * n_passes
     passes = keys[:, :context].reshape(len(keys), n_passes, n_pairs)
@@ -398,7 +398,7 @@ def stacked(inputs: np.ndarray, labels: np.ndarray, n_pairs: int, n_passes: int)
 
 
 def automata(inputs: np.ndarray, labels: np.ndarray, separator: int) -> Numbers:
-    """Summarise words, and the labels that our task keeps."""
+    """Summarise words, and the labels that our task has too."""
     ends = inputs == separator
     starts = np.concatenate([np.ones((len(inputs), 1), dtype=bool), ends[:, :-1]], axis=1) & ~ends
     first_end = ends.argmax(axis=1)
@@ -461,7 +461,7 @@ ROWS = {
     "automata": 2048,
 }
 USUAL_ROWS = 8192
-"""Number of examples, of theirs and of ours."""
+"""Number of examples, of each of both generators."""
 
 
 def counts(numbers: np.ndarray) -> dict[int, int]:

@@ -108,7 +108,7 @@ def test_arrays_are_read_first_and_scored_after(tmp_path: Path, rng: np.random.G
         model_inputs("nowhere", MODEL, None, 2, 3, arrays=file)
     for content in (b"", b"no arrays"):
         file.write_bytes(content)
-        with pytest.raises(ValueError, match=r"is no \.npz file"):
+        with pytest.raises(ValueError, match=r"must be a \.npz file"):
             model_inputs("nowhere", MODEL, None, 2, 1, arrays=file)
 
 
