@@ -195,7 +195,7 @@ def test_a_model_of_short_sequences_is_measured_as_far_as_it_goes(
     assert command.main(["measure", "--ckpt_path", "32", "--seeds", "5", "--out", str(tmp_path)]) == 0
     sizes = json.loads((tmp_path / "measure.json").read_text())["sizes"]
     assert [sizes[name] for name in ("seq_len", "gradient_len", "lengths", "cut_to")] == [32, 32, [8, 16, 32], 32]
-    remark = "Cut to the 32 positions that the model takes."
+    remark = "Reduced to the model's longest sequence, 32 positions."
     assert remark in " ".join(capsys.readouterr().out.split())
     assert remark in (tmp_path / "measure.md").read_text()
     says = "the model takes sequences of up to 8 positions: gradient_len must be at least 16, got 8"
