@@ -11,6 +11,7 @@ from tests.tolerances import assert_close
 from zoo import create_mixer
 from zoo.theory import channels, interaction, span_basis, span_spectrum, truncate, truncation
 from zoo.theory.channels import channel_spectrum, channelwise
+from zoo.theory.spectra import spectrum_at
 
 GROUPS = {"differential_attention": 8, "kda": 8, "selective_ssm": 16}
 
@@ -34,6 +35,13 @@ def test_groups_make_the_operator_and_its_spectrum(name: str, generator: torch.G
         spectrum, n_sources = channel_spectrum(found, generator)
     assert n_sources == 7
     assert_close(spectrum, span_spectrum(layer, x[0])[: len(spectrum)])
+
+
+def test_the_rank_of_a_layer_with_a_silent_head_is_not_a_lower_bound(generator: torch.Generator) -> None:
+    layer = randomise(create_mixer("attention", 40, n_heads=4), generator).double()
+    layer.get_parameter("out_proj.weight").data[:, :10] = 0.0  # the first head writes nothing
+    read = spectrum_at(layer, draw(1, 5, 40, generator=generator))
+    assert (read.rank, read.limit, read.sources) == (3, None, None)
 
 
 @pytest.mark.parametrize("name", ["lstm", "rwkv7", "identity"])

@@ -67,7 +67,7 @@ def spectrum_at(
     with channelwise(layer, x) as channels:
         if channels is not None:
             found, n_sources = channel_spectrum(channels, generator)
-            limit = None if len(found) == channels.n_groups else len(found)
+            limit = None if len(found) == channels.coordinates[0].shape[1] else len(found)
             return SpectrumRead(found.to(x.dtype), limit, None if n_sources == channels.seq_len else n_sources)
     spectrum = span_spectrum(layer, x, sketch, generator=generator)[0]
     return SpectrumRead(spectrum, len(spectrum))
