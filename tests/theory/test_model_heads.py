@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -151,6 +152,7 @@ def test_functional_heads_are_those_from_which_on_the_score_is_kept() -> None:
     assert CutScores(0.9, {0: 0.1, 64: 0.5}).functional_heads is None
     assert CutScores(0.0, {0: 0.0, 1: 0.0}).functional_heads is None
     assert CutScores(-0.5, {0: 0.1, 1: -0.5}).functional_heads is None
+    assert CutScores(math.nan, {0: math.nan, 1: math.nan}).functional_heads is None  # R^2 of a constant output
 
 
 def test_scores_are_of_labelled_positions(generator: torch.Generator) -> None:

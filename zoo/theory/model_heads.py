@@ -75,7 +75,7 @@ class CutScores(NamedTuple):
         None if there is no such number, or if the uncut score is not positive.
         """
         least = None
-        if self.whole <= 0:
+        if not self.whole > 0:  # also NaN: explained variance of a constant output
             return None
         for count in sorted(self.scores, reverse=True):
             if self.scores[count] < KEPT * self.whole:

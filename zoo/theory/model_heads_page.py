@@ -33,7 +33,7 @@ class Reading:
 
 
 def _functional(row: LayerHeads) -> str:
-    if row.cut is None or row.cut.whole <= 0:
+    if row.cut is None or not row.cut.whole > 0:
         return NOTHING
     least = row.cut.functional_heads
     return f"> {max(row.cut.scores)}" if least is None else str(least)
@@ -71,7 +71,7 @@ def model_heads_page(rows: Sequence[LayerHeads], reading: Reading) -> Page:
     lead = [f"Operators are read at {reading.where}."]
     if (whole := next((row.cut.whole for row in rows if row.cut is not None), None)) is not None:
         lead.append(f"Score: {reading.score}; the uncut model has {whole:.3g}, chance {reading.chance:.3g}.")
-        if whole <= 0:
+        if not whole > 0:
             lead.append("Functional heads are not counted, because the uncut score is not positive.")
     title = f"Heads of {reading.model}"
     return Page(
