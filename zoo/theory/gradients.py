@@ -182,7 +182,7 @@ def _profile(
     seq_len: int,
     sketch: int | None = None,
 ) -> GradientProfile | None:
-    """Measure J for each seed at `inputs(layer, seed)`, with one input per distance or one for all; None if None."""
+    """Measure J for each seed at `inputs(layer, seed)`: one per distance, or one for all. None if there are none."""
     require_positive(sketch=sketch)
     if isinstance(seeds, int):
         require_positive(seeds=seeds)
