@@ -8,9 +8,9 @@ the folders below. In a copy of the tree with one error, we run default tests un
 first, for up to a minute of CPU time: first the tests that execute the line, then the tests that execute any line of
 the file, because an import, a cache or numba may have run the line for them. If none fails, the slow tests follow.
 
-Coverage shows which test executes which line. It is measured once per state of the tree; for slow tests only if an
-error survives the default ones. Errors are judged in random order, so an interrupted run is a valid sample; the same
-seed resumes it. Read the survivors, since some of them change nothing observable.
+Coverage, which shows the tests of each line, is measured once per state of the tree; for slow tests only if an error
+survives the default ones. Errors are judged in random order, so an interrupted run is a valid sample; the same seed
+resumes it. Read the survivors: some change nothing observable.
 """
 
 from __future__ import annotations

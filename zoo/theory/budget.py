@@ -30,8 +30,8 @@ _SKETCHED_CHANNELS = 8  # channels in the sketch of a wide layer
 def least_seconds(model: Backbone, seq_len: int, n_inputs: int, n_others: int) -> float:
     """Return a lower estimate of the CPU seconds of `measure_heads`: its products with weights, at full speed.
 
-    The estimate is the same on every machine. Large models took 1.2 to 1.8 times as long (docs/heads.md). Models with a
-    few thousand weights took up to 400 times as long, because launching operations dominates.
+    The estimate is the same on every machine. Large models took 1.2 to 1.8 times as long (docs/heads.md), models of a
+    few thousand weights up to 400 times, because launching operations dominates.
 
     Args:
         model: the model.

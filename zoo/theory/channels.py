@@ -5,8 +5,8 @@ separately: W_ij = sum_c a_ij[c] M_c with the fixed M_c = W_out[:, c] W_in[c, :]
 reads the a_ij of all channels, which otherwise takes d_in passes. If adjacent channels share their weights, as in an
 attention head, they form a group: one pass reads a different source in each channel of it, and M is summed over it.
 
-This needs no code per mixer: W_in are the torch.nn.Linear modules applied to the layer's input, and W_out is the one
-that returns its output. The result must reproduce the layer's output; otherwise the layer has no such form.
+No code is needed per mixer: W_in are the torch.nn.Linear modules applied to the layer's input, W_out is the one that
+returns its output. A layer whose output this does not reproduce has no such form.
 """
 
 from __future__ import annotations
@@ -172,10 +172,10 @@ class Channels:
 def channel_spectrum(channels: Channels, generator: torch.Generator) -> tuple[Float[Tensor, " singular"], int]:
     """Return the singular values of the operator span, in float64, and the number of source positions read.
 
-    They are exact if all positions are read. With enough rows, the rank of a sample is almost surely the full rank.
-    Sampled values are scaled to the total energy. If directions differ from source to source, as in a layer with gates,
-    they fall too fast and the head counts are too low: at d_model 768 and 512 positions, SSD showed 125 heads for 10 %
-    at 32 sources and 245 at 64.
+    They are exact if all positions are read. With enough rows, a sample almost surely has the full rank. Its values are
+    scaled to the total energy. If directions differ between sources, as in a layer with gates, they fall too fast and
+    head counts are too low: at d_model 768 and 512 positions, SSD showed 125 heads for 10 % at 32 sources and 245 at
+    64.
     """
     rows, n_sources = sampled_triangle(channels, generator)
     return torch.linalg.svdvals(rows), n_sources

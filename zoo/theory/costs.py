@@ -39,15 +39,15 @@ def complexity(
 ) -> Complexity:
     """Measure time and memory of a forward and a backward pass, and fit c * length^exponent to both.
 
-    Times are medians of `repeats` runs. The lengths are timed in turns, so a disturbance of the machine affects all of
-    them. Memory counts each storage that autograd saves for the backward pass once, except parameters and buffers, plus
-    the mixer's final state; the count is the same on every device that runs the same kernels. Its exponent is fitted to
-    the bytes added by the second half of each length, so that constant costs (kernels, tables) do not hide it; it is 0
-    if nothing is added. Both describe the implementation: a fused attention kernel holds no matrix of weights.
+    Times are medians of `repeats` runs; the lengths take turns, so a disturbance affects all of them. Memory is the
+    storages that autograd saves for the backward pass, each once, without parameters and buffers, plus the mixer's
+    final state; it is the same on every device that runs the same kernels. Its exponent is fitted to the bytes added by
+    the second half of each length, so that constant costs (kernels, tables) do not hide it; it is 0 if nothing is
+    added. Both describe the implementation: a fused attention kernel holds no matrix of weights.
 
     Args:
         layer: any sequence map (batch, seq, d_in) -> (batch, seq, d_out); a backbone is measured from its embeddings.
-        lengths: at least two different lengths, each at least 2; if fixed costs dominate, the exponent of time is low.
+        lengths: at least two different lengths, from 2 on; if fixed costs dominate, the exponent of time is low.
         batch_size: rows of the input, which is standard normal with seed 0.
         repeats: timed runs per length, after one run that counts memory.
         d_in: width of the input; default the layer's d_model.

@@ -119,10 +119,8 @@ def gradient_profile(
 ) -> GradientProfile:
     """Measure J(tau) = ||d y_n / d x_{n - tau}||_F for the last position n, for each seed.
 
-    By default J is exact. A sketch replaces the cotangents of the output channels by a few Gaussian ones, redrawn for
-    each seed; J^2 is then unbiased.
-
-    float32 recurrences that accumulate log-decays have a false gradient floor near 1e-9: measure those in float64.
+    J is exact; with a sketch of a few Gaussian cotangents, redrawn for each seed, J^2 is unbiased. float32 recurrences
+    that accumulate log-decays have a false gradient floor near 1e-9: measure those in float64.
 
     Args:
         layer: a layer, evaluated in its own dtype and on its device (a backbone on embeddings), or a function

@@ -1,8 +1,8 @@
 """Measure the comparison table of `zoo measure`: one row per mixer, or per layer of a trained model.
 
-A row has the rank of the operator span, heads for an error, gradient decay on random and highway input, cost against
-length, input dependence and sizes. The rank is compared with the prediction from the mixer's algebra (Ghodsi
-2512.15115). The measurements are functions of `zoo.theory`; this module chooses their inputs and sizes.
+A row has rank, heads for an error, gradient decay on random and highway input, cost against length, input dependence
+and sizes; the rank is compared with the prediction from the mixer's algebra (Ghodsi 2512.15115). The measurements are
+functions of `zoo.theory`; this module chooses their inputs and sizes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Count the heads that each layer of a trained model uses: for an exact copy, and for the model's task.
 
-The rank of a layer's operator span is the number of heads that copy the layer. The task may need fewer, the functional
-heads: we cut the layer to its H best operators (`zoo.theory.truncation`), computed from some sequences, and score the
-model on others.
+The rank of a layer's operator span is the number of heads that copy it. The task may need fewer, the functional heads:
+we cut the layer to its H best operators (`zoo.theory.truncation`) on some sequences, and score the model on others.
 """
 
 from __future__ import annotations
@@ -119,14 +118,14 @@ def measure_heads(
 ) -> list[LayerHeads]:
     """Measure one row per layer of a model; the model is not changed.
 
-    Spectra, state sizes and gradients are computed in float64, cut layers in float32. Cutting a layer needs width times
-    sequence length forward passes, or at most the length if the layer is wide and mixes channel by channel.
-    `zoo.theory.budget` estimates time and memory.
+    Spectra, state sizes and gradients are in float64, cut layers in float32. A cut takes width times length forward
+    passes, or at most the length if a wide layer mixes channel by channel. `zoo.theory.budget` estimates time and
+    memory.
 
     Args:
         backbone: the model.
-        inputs: sequences at which the layers are measured: spectrum and state size at the first, gradients at all. The
-            operators of a cut layer come from all of them; in wide layers from the first four.
+        inputs: sequences at which layers are measured: spectrum and state size at the first, gradients at all. A cut
+            layer's operators come from all of them, in wide layers from the first four.
         others: sequences on which the cut model is scored; by default no layer is cut.
         score: score of the model's outputs at `others`; by default `agreement` with the uncut model.
         grid: numbers of operators to which a layer is cut.
@@ -193,8 +192,8 @@ def cut_scores(
 ) -> CutScores:
     """Score the model with the mixer of layer `at` cut to its best operators.
 
-    A large model is scored only on part of the grid: at the largest number, and if that keeps the score, at the numbers
-    of a bisection for the smallest that does.
+    A large model is scored only at the largest number of the grid and, if that keeps the score, at those of a bisection
+    for the smallest one that does.
 
     Args:
         model: the model, in eval mode.

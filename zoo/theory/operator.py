@@ -6,9 +6,9 @@ one-hot cotangents, stacked along the batch. W is not unique: it depends on wher
 
 A layer can violate the assumptions and still return numbers of the right shape. So we check first that it is
 deterministic, treats the rows of a batch separately, is affine under replay, and passes the adjoint (dot-product) test
-<W^T u, z> + <u, c> = <u, W z + c>, which compares its backward and forward pass; and afterwards that its output at x is
-unchanged. Two errors go undetected: a value stream that is marked in part (see `offset_share` and `check_offset`), and
-branches on the input that no probe takes; then W is right only at x.
+<W^T u, z> + <u, c> = <u, W z + c> of its backward pass; and afterwards that its output at x is unchanged. Undetected
+are a value stream that is marked in part (see `offset_share` and `check_offset`), and branches on the input that no
+probe takes; then W is right only at x.
 """
 
 from __future__ import annotations

@@ -81,11 +81,11 @@ def span_spectrum(
     exact almost surely if m >= k, and m = 8 gives the leading values to about ten per cent. The vectors are Gaussian
     because random signs can cancel exactly. If m < k, each source position shows at most m directions, and the heads of
     a slowly decaying spectrum are underestimated: for values 1/s, k = 64 and m = 16, we count 22 to 29 heads for 10 %
-    at seq = 8, and 29 to 32 at seq = 32, instead of 31. An operator that reads a single source position shows m.
+    at seq = 8, and 29 to 32 at seq = 32, instead of 31. An operator that reads one source position shows rank m.
 
     Wide layers are also contracted over channels: `channels` = s Gaussian vectors replace the d_out unit vectors, with
-    m * s passes and a triangle of (s d_in)^2 numbers. The visible rank is then at most s d_in, and head counts above
-    about half of that are further underestimated.
+    m * s passes and a triangle of (s d_in)^2 numbers. Ranks are then at most s d_in, and head counts above about half
+    of that are even lower.
 
     Args:
         layer: any layer that `interaction` accepts.
@@ -138,7 +138,7 @@ def _sketches(
 def triangle(blocks: Iterable[Float[Tensor, "*batch _rows columns"]]) -> Float[Tensor, "*batch few columns"]:
     """Return a float64 matrix with the same Gram matrix as all rows: the R of their QR decomposition, or few rows.
 
-    Up to four times as many rows as columns are gathered before a factorisation, since few large ones are faster.
+    Rows are gathered up to four times the number of columns, since few large factorisations are faster.
     """
 
     def merged() -> Tensor:

@@ -1,9 +1,9 @@
 """Convert linear time-invariant maps into softmax attention, and bound the error of heads without a sink.
 
 A softmax row sums to one. Without a sink, a constant sequence therefore stays constant, and no number of heads equals a
-map with memory (`softmax_floor`). With a zero-value sink a row may sum to less than one, and any nonnegative function
-of the lag is exact; arbitrary signs need at most one more head (`to_softmax_heads`). Derivations are in the docstrings.
-The question of how many heads an SSM needs is from Ghodsi (2512.15115).
+map with memory (`softmax_floor`). With a zero-value sink a row may sum to less than one: any nonnegative function of
+the lag is exact, and arbitrary signs need at most one more head (`to_softmax_heads`). Derivations are in the
+docstrings; the question how many heads an SSM needs is from Ghodsi (2512.15115).
 """
 
 from __future__ import annotations

@@ -48,9 +48,8 @@ def span_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: in
     Without `n_heads`, and in narrow layers, the rows vec(W_ij) are triangularised as they stream by, which is exact. In
     wide layers they are first contracted with four random vectors per requested operator, and then projected onto the
     span (Halko, Martinsson and Tropp 0909.4061): exact if the layer spans no more than that, else near-optimal. Each
-    of the two readings takes batch * seq * d_in forward passes, many at a time. A wide layer that mixes channel by
-    channel (`zoo.theory.channels`) is read in fewer passes: exactly, or if that takes more than `PASSES` passes, from
-    source positions drawn with seed 0.
+    reading takes batch * seq * d_in forward passes. A wide layer that mixes channel by channel (`zoo.theory.channels`)
+    is read in at most `PASSES` passes; if these do not suffice, at source positions drawn with seed 0.
 
     Args:
         layer: any layer that `interaction` accepts.
