@@ -20,10 +20,10 @@ from zoo.theory.truncation import SPARE
 BUDGET = 1800.0
 """By default layers are cut if `least_seconds` is below this: at best fifteen minutes on two cores."""
 
-_A_SECOND = 4e10  # products (weights times positions) per second on one core, roughly
-_KEPT_OF_A_POSITION = 32  # numbers a pass keeps per position, in model widths, besides attention weights
-_TO_HOLD = 20  # passes over one sequence to check whether a wide layer mixes channel by channel
-_LOOKED_AT = 8  # length of the short input that decides how a layer is read
+_PRODUCTS_PER_SECOND = 4e10  # products (weights times positions) per second on one core, roughly
+_WIDTHS_PER_POSITION = 32  # numbers a pass keeps per position, in model widths, besides attention weights
+_CHECKS = 20  # passes over one sequence to check whether a wide layer mixes channel by channel
+_TRIAL_LENGTH = 8  # length of the short input that decides how a layer is read
 _SKETCHED_CHANNELS = 8  # channels in the sketch of a wide layer
 
 
@@ -53,7 +53,7 @@ def least_seconds(model: Backbone, seq_len: int, n_inputs: int, n_others: int) -
             passes += basis + n_others * cut_one
             products += tests * n_others * total / 2
         products += passes * sum(p.numel() for p in mixer.parameters())
-    return products * seq_len / _A_SECOND
+    return products * seq_len / _PRODUCTS_PER_SECOND
 
 
 def others_within(model: Backbone, seq_len: int, n_inputs: int, most: int = 24) -> int:
@@ -67,13 +67,13 @@ def _passes(mixer: SequenceMixer, seq_len: int, n_inputs: int) -> tuple[int, int
     every = seq_len * mixer.d_model
     if mixer.d_out * mixer.d_model <= EXACT_SIZE:
         return every, n_inputs * every, every
-    few = torch.randn(1, min(seq_len, _LOOKED_AT), mixer.d_model, generator=torch.Generator().manual_seed(0))
+    few = torch.randn(1, min(seq_len, _TRIAL_LENGTH), mixer.d_model, generator=torch.Generator().manual_seed(0))
     layer = copy.deepcopy(mixer).float()
     with channelwise(layer, few.to(next(layer.parameters()).device)) as found:
         if found is None:
             return SKETCH * _SKETCHED_CHANNELS, 2 * min(n_inputs, READ_OF_WIDE) * every, every
         every, held = math.ceil(seq_len / found.per_pass), min(n_inputs, READ_OF_WIDE)
-        return _TO_HOLD + min(PASSES, every), held * _TO_HOLD + min(PASSES, held * every), _TO_HOLD + every
+        return _CHECKS + min(PASSES, every), held * _CHECKS + min(PASSES, held * every), _CHECKS + every
 
 
 def memory_needed(model: Backbone, seq_len: int, n_inputs: int, n_others: int, processes: int = 1) -> int:
@@ -93,5 +93,5 @@ def memory_needed(model: Backbone, seq_len: int, n_inputs: int, n_others: int, p
     basis = 3 * 8 * SPARE * max(GRID) * width**2 if cut else 0
     outputs = 4 * len(GRID) * n_others * seq_len * width
     parts = 4 * 4 * max(LARGEST_PARTS, max(GRID) * seq_len * (seq_len + 2 * width)) if width**2 > EXACT_SIZE else 0
-    one_pass = 8 * max(seq_len, positions_at_once(width)) * (_KEPT_OF_A_POSITION * width + 2 * n_heads * seq_len)
+    one_pass = 8 * max(seq_len, positions_at_once(width)) * (_WIDTHS_PER_POSITION * width + 2 * n_heads * seq_len)
     return copies + streams + processes * max(operator, basis, one_pass, outputs + cut * parts)

@@ -30,9 +30,9 @@ EXACT_SIZE = 1024
 PASSES = 32
 """Passes over one sequence that sample its weights."""
 
-_TRIED = 2  # source positions that show which channels share their weights
-_DEPENDENT = 1e-14  # eigenvalue of the Gram matrix, relative to the largest, below which operators are dependent
-_SHARED = 64.0  # weights are equal up to this many eps of the dtype, relative to the largest weight
+_TRIAL_SOURCES = 2  # source positions that show which channels share their weights
+_LEAST_EIGENVALUE = 1e-14  # eigenvalue of the Gram matrix, relative to the largest, below which operators are dependent
+_EQUAL_EPS = 64.0  # weights are equal up to this many eps of the dtype, relative to the largest weight
 
 
 class Channels:
@@ -51,7 +51,7 @@ class Channels:
         self._at_once = held.probes_at_once()
         self.offset = nn.functional.linear(held.offset, exit_.weight, exit_.bias)
         positions = torch.arange(1, z.shape[2] + 1).to(z)
-        tried = torch.linspace(0, self.seq_len - 1, min(_TRIED, self.seq_len)).long().unique()
+        tried = torch.linspace(0, self.seq_len - 1, min(_TRIAL_SOURCES, self.seq_len)).long().unique()
         ones, numbered = (self._read(tried, probe) for probe in (torch.ones_like(positions), positions))
         # Channel c gets the input c + 1: an output that grows by the factor c + 1 is mixed from channel c.
         weights, answers = (t.movedim(3, 0).flatten(1) for t in (ones, numbered))
@@ -63,7 +63,8 @@ class Channels:
         if not bool(((fed >= 1) & (fed <= len(positions))).all()):
             raise OperatorError("inner channels are mixed")
         self._fed = fed.long() - 1
-        same = (weights[1:] - weights[:-1]).abs().amax(1) <= _SHARED * torch.finfo(z.dtype).eps * weights.abs().amax()
+        roundoff = _EQUAL_EPS * torch.finfo(z.dtype).eps * weights.abs().amax()
+        same = (weights[1:] - weights[:-1]).abs().amax(1) <= roundoff
         starts = torch.cat([same.new_zeros(1), same]).logical_not()
         self._group = starts.long().cumsum(0) - 1
         self._start = starts.nonzero().squeeze(1)
@@ -109,7 +110,7 @@ class Channels:
         inwards, outwards = self._inwards.double(), self._outwards.double()
         gram = self._summed(self._summed((inwards @ inwards.t()) * (outwards.t() @ outwards)).t())
         sizes, axes = torch.linalg.eigh(gram)
-        above = sizes > _DEPENDENT * sizes[-1]
+        above = sizes > _LEAST_EIGENVALUE * sizes[-1]
         lengths, axes = sizes[above].sqrt(), axes[:, above]
         return axes * lengths, (axes / lengths).t()
 

@@ -90,17 +90,17 @@ def input_dependence(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> fl
         raise ValueError(f"input dependence needs at least two inputs, got {len(x)}")
     first, second = torch.tensor(list(itertools.combinations(range(len(x)), 2)), device=x.device).unbind(1)
     energy = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-    moved = torch.zeros(len(first), dtype=torch.float64, device=x.device)
+    distances = torch.zeros(len(first), dtype=torch.float64, device=x.device)
     with replayed(layer, x) as held:
         # Columns need forward passes only, but carry the roundoff of the offset, too large in float32.
         for _, part in held.columns() if x.dtype == torch.float64 else held.rows():
             part = part.double().flatten(1)
             energy += part.square().sum(1)
             # Subtract entries, not squared norms, which would cancel half of the digits.
-            moved += torch.stack([(part[a] - part[b]).square().sum() for a, b in zip(first, second, strict=True)])
+            distances += torch.stack([(part[a] - part[b]).square().sum() for a, b in zip(first, second, strict=True)])
     if not bool((energy > 0).all()):
         raise ValueError("the operator is zero at one of the inputs: its relative change is undefined")
-    return float((moved / ((energy[first] + energy[second]) / 2)).sqrt().mean())
+    return float((distances / ((energy[first] + energy[second]) / 2)).sqrt().mean())
 
 
 def _draw(layer: nn.Module, batch_size: int, seq_len: int, d_in: int | None) -> Float[Tensor, "batch seq d_in"]:

@@ -307,22 +307,22 @@ def _measure(
     progress(name, "spectrum")
     read = read_spectrum(layer, x[:1], sizes.seed)
     progress(name, "offset")
-    aside = None if read.rank is None else offset_share(layer, x[:1])
+    share = None if read.rank is None else offset_share(layer, x[:1])
     progress(name, "gradient")
     noise = fitted(profile())
     progress(name, "highway")
     highway = _highway(made, sizes)
     progress(name, "input dependence")
-    moved = None if read.rank is None else input_dependence(layer, x[:2])
+    dependence = None if read.rank is None else input_dependence(layer, x[:2])
     return functools.partial(
         Measurement,
         name=name,
         read=read,
         predicted_rank=layer.predicted_rank(sizes.seq_len),
-        offset_share=aside,
+        offset_share=share,
         noise=noise,
         highway=highway,
-        input_dependence=moved,
+        input_dependence=dependence,
         n_params=sum(p.numel() for p in layer.parameters() if p.requires_grad),
         state_bytes={length: state_bytes(layer, length) for length in STATE_LENGTHS},
         seconds=time.perf_counter() - start,

@@ -29,7 +29,7 @@ from zoo.theory.teacher import balanced_teacher
 _SOURCE = "Ghodsi, arXiv 2512.15115 (head counts); weighted Eckart-Young theorem"
 _SEQ_LEN, _D_MODEL = 32, 6
 _BATCH, _LR = 16, 5e-2
-_STEEP = 8  # real poles of the teacher that is not balanced
+_STEEP_POLES = 8  # real poles of the teacher that is not balanced
 _MOST_STATES = 128  # half of the 256 dimensions of the lag operators of 16 channels
 
 
@@ -128,18 +128,18 @@ def head_count(settings: Settings) -> Findings:
                 yield at_most(f"k={k}, H={h}: Adam", found, 1e-6)
         exact = [bound if h < k else 0.0 for h, bound in zip(heads, bounds, strict=True)]
         curves += [Curve(f"k = {k}: bound", heads, exact), Curve(f"k = {k}: trained", heads, trained, "points")]
-    poles = torch.linspace(0.1, 0.95, _STEEP, dtype=torch.float64, device=settings.device)
+    poles = torch.linspace(0.1, 0.95, _STEEP_POLES, dtype=torch.float64, device=settings.device)
     steep = [drawn_system(Draw(settings, 23, n), poles, _D_MODEL, _D_MODEL, _SEQ_LEN) for n in range(settings.n_seeds)]
 
-    fewer, case = _STEEP - 2, f"{_STEEP} real poles, drawn residues"
+    fewer, case = _STEEP_POLES - 2, f"{_STEEP_POLES} real poles, drawn residues"
     for times, label in ((1, "Adam"), (4, "Adam, four times the steps")):
         longer = replace(settings, steps=times * settings.steps)
         below, exactly = (
-            {n: trained_error(lags, h, longer, 2000 + n) for n, lags in enumerate(steep)} for h in (fewer, _STEEP)
+            {n: trained_error(lags, h, longer, 2000 + n) for n, lags in enumerate(steep)} for h in (fewer, _STEEP_POLES)
         )
         over = {n: error / head_count_bound(steep[n], fewer) for n, error in below.items()}
         yield at_least(f"{case}, H={fewer}: {label} / bound", over, 2)
-        yield at_least(f"{case}, H={_STEEP}: {label}", exactly, 1e-6)
+        yield at_least(f"{case}, H={_STEEP_POLES}: {label}", exactly, 1e-6)
     yield Panel(
         "Balanced SSMs of rank k: the error is gone at H = k",
         "heads H",

@@ -20,12 +20,12 @@ from zoo.theory.state_size import effective_state_size
 from zoo.theory.weights import head_weights
 
 _D_MODEL, _LENGTHS = 4, (8, 16, 32)
-_LOUD = 3.0  # scale of the inputs; nearly uniform softmax would have a low numerical rank
+_INPUT_SCALE = 3.0  # scale of the inputs; nearly uniform softmax would have a low numerical rank
 
 
 def state_at_middle(layer: nn.Module, draw: Draw, seq_len: int) -> int:
     """Return the rank of the operator from the first half of a random sequence to the second."""
-    operator = interaction(layer, _LOUD * draw(1, seq_len, _D_MODEL)).operator[0]
+    operator = interaction(layer, _INPUT_SCALE * draw(1, seq_len, _D_MODEL)).operator[0]
     return int(effective_state_size(operator, [seq_len // 2]).rank)
 
 
@@ -107,7 +107,7 @@ _SIGNS = torch.tensor([1, 1, 1, -1, -1, -1], dtype=torch.float64)
 """S3 as the maps r -> sign r + turn of the residues modulo 3: turns of a triangle, after a reflection if sign is -1."""
 _SLOW = 1e-9
 """Beta of a step that adds a turn without a reflection; it shrinks the counter by this share."""
-_WORDS, _FEW = 1024, 64
+_N_WORDS, _N_ROTATED = 1024, 64
 """Words that are multiplied by one reflection per token, and the number of them multiplied by two."""
 
 
@@ -170,18 +170,18 @@ def reflection_counts(settings: Settings) -> Findings:
     at = [2**i for i in range(n.bit_length()) if 2**i <= n]
     squares, turned_square = {length: dict[int, float]() for length in at}, torch.zeros(n, dtype=torch.float64)
     for seed in range(settings.n_seeds):
-        words = torch.randint(6, (_WORDS, n), generator=settings.generator(94, seed)).to(settings.device)
+        words = torch.randint(6, (_N_WORDS, n), generator=settings.generator(94, seed)).to(settings.device)
         residue, sign = multiplied_out(words).unbind(2)
         counter, carried = counted(words).unbind(2)
         right = (counter.round().remainder(3) == residue) & (carried.sign() == sign)
         correct = min(correct, right.double().mean().item())
         for length in at:
             squares[length][seed] = counter[:, length - 1].square().mean().item()
-        states = turned(words[:_FEW])
+        states = turned(words[:_N_ROTATED])
         turned_square += states.square().sum((2, 3)).mean(0).cpu() / settings.n_seeds
-        angle = 2 * math.pi / 3 * residue[:_FEW].double()
+        angle = 2 * math.pi / 3 * residue[:_N_ROTATED].double()
         elements = torch.stack((angle.cos(), -angle.sin(), angle.sin(), angle.cos()), dim=2).unflatten(2, (2, 2))
-        elements[..., 0] *= sign[:_FEW, :, None]  # the reflection comes first
+        elements[..., 0] *= sign[:_N_ROTATED, :, None]  # the reflection comes first
         error = max(error, (states - elements).abs().max().item())
     yield equals(f"one reflection, words of {n}: least share of prefixes that the counter tells", correct, 1)
     for length in at[-3:]:
@@ -248,7 +248,7 @@ def reflections_rotate(settings: Settings) -> Findings:
         group, error = rotation_group(fold, axis).to(settings.device), 0.0
         k = mirrors(group)
         for seed in range(settings.n_seeds):
-            words = torch.randint(len(group), (_FEW, n), generator=settings.generator(95, seed)).to(group.device)
+            words = torch.randint(len(group), (_N_ROTATED, n), generator=settings.generator(95, seed)).to(group.device)
             states = products_of_steps(k[words], torch.full((*words.shape, 2), 2.0).to(k))
             elements = [torch.eye(3).to(group)]
             for rotation in group[words].unbind(1):

@@ -22,7 +22,7 @@ from zoo.theory.claims.claim import Findings, Settings, claim
 from zoo.theory.claims.cores import Draw
 
 _N_KEYS = 12
-_LOUD = 1e6  # scale at which SiLU is the identity and the epsilon of a norm is negligible
+_LARGE = 1e6  # scale at which SiLU is the identity and the epsilon of a norm is negligible
 _ONE_STEP = math.log(math.e - 1)  # softplus of it is one
 
 
@@ -46,7 +46,7 @@ def written_recall(mixer: type[SequenceMixer], queries: Tensor, keys: Tensor) ->
         # Write and erase only at values.
         where = torch.tensor([-1e3, 1e3, 0.0, 0.0]).repeat_interleave(n)[None].to(keys)
         weights = {
-            "qkv_proj.weight": _LOUD * torch.cat((read, write, value)),
+            "qkv_proj.weight": _LARGE * torch.cat((read, write, value)),
             "conv.weight": keys.new_ones(3 * n, 1),
             "beta_proj.weight": where,
             "norm.weight": keys.new_full((n,), n**-0.5),
@@ -57,7 +57,7 @@ def written_recall(mixer: type[SequenceMixer], queries: Tensor, keys: Tensor) ->
         gate = torch.cat((torch.ones_like(channels[:, : 2 * n]), torch.zeros_like(channels[:, : 2 * n])), dim=1)
         chosen = torch.eye(4 * n).to(keys)
         weights = {
-            "in_proj.weight": _LOUD * torch.cat((channels, gate)),
+            "in_proj.weight": _LARGE * torch.cat((channels, gate)),
             "conv.weight": keys.new_ones(4 * n, 1),
             "conv.bias": keys.new_zeros(4 * n),
             "x_proj.weight": torch.cat((chosen.new_zeros(layer.dt_rank, 4 * n), chosen[n : 3 * n])),
@@ -66,19 +66,19 @@ def written_recall(mixer: type[SequenceMixer], queries: Tensor, keys: Tensor) ->
             "A_log": keys.new_full((4 * n, n), -1e3),  # nothing decays
             "D": keys.new_zeros(4 * n),
         }
-        out = chosen * chosen[:, :n].sum(1) / _LOUD**4
+        out = chosen * chosen[:, :n].sum(1) / _LARGE**4
     else:
         layer = SSD(4 * n, d_state=n, d_inner=n, d_conv=1, norm_groups=0)
         gate = torch.cat((torch.ones_like(read[:, : 2 * n]), torch.zeros_like(read[:, : 2 * n])), dim=1)
         weights = {
-            "in_proj.weight": torch.cat((_LOUD * torch.cat((gate, value, write, read)), gate.new_zeros(1, 4 * n))),
+            "in_proj.weight": torch.cat((_LARGE * torch.cat((gate, value, write, read)), gate.new_zeros(1, 4 * n))),
             "conv.weight": keys.new_ones(3 * n, 1),
             "conv.bias": keys.new_zeros(3 * n),
             "dt_bias": keys.new_full((1,), _ONE_STEP),
             "A_log": keys.new_full((1,), -1e3),  # nothing decays
             "D": keys.new_zeros(1),
         }
-        out = out / _LOUD**4
+        out = out / _LARGE**4
     layer.to(keys).load_state_dict({**weights, "out_proj.weight": out})
     return layer.eval()
 
@@ -103,15 +103,15 @@ class WrittenS4D(nn.Module):
             for tensor in weights.values():
                 tensor.zero_()  # steps of one, no rotation
             weights["log_rate"].fill_(-60)  # nothing decays
-        first["D"].fill_(_LOUD)
-        second["C"][pairs, 0, 0] = _LOUD / 2  # half, since a pole and its conjugate add up
-        second["D"][asked] = _LOUD
+        first["D"].fill_(_LARGE)
+        second["C"][pairs, 0, 0] = _LARGE / 2  # half, since a pole and its conjugate add up
+        second["D"][asked] = _LARGE
         for weights, values, gates in ((first, n + value, 2 * n + key), (second, pairs, asked[key])):
             given, gate = weights["out_proj.weight"].chunk(2)
-            given[pairs, values] = 1 / _LOUD
+            given[pairs, values] = 1 / _LARGE
             gate[pairs, gates] = 1
-            weights["out_proj.bias"].chunk(2)[1][pairs] = -_LOUD / 2  # the gate is closed without the key
-        first["out_proj.weight"][asked, keys] = 2 / _LOUD  # through a gate that is half open
+            weights["out_proj.bias"].chunk(2)[1][pairs] = -_LARGE / 2  # the gate is closed without the key
+        first["out_proj.weight"][asked, keys] = 2 / _LARGE  # through a gate that is half open
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the value stored under the key at each position."""
