@@ -103,7 +103,7 @@ class Channels:
 
     @cached_property
     def coordinates(self) -> tuple[Float[Tensor, "groups size"], Float[Tensor, "size groups"]]:
-        """Matrices R and R^-1: rows a_ij R have the same scalar products as the vec(W_ij).
+        """The matrices R and R^-1, where rows a_ij R have the same scalar products as the vec(W_ij).
 
         A direction d in these coordinates is the operator sum_g (d R^-1)_g M_g.
         """

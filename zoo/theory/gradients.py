@@ -329,7 +329,7 @@ def decay_rate(
     if int(window.sum()) < _FEWEST_DISTANCES:
         raise ValueError(
             f"only {int(window.sum())} distances between {_TAIL * n:.0f} and {n}, where J falls to the floor or the "
-            f"sequence ends: a rate needs {_FEWEST_DISTANCES}"
+            f"sequence ends: a rate needs at least {_FEWEST_DISTANCES}"
         )
     source = torch.Generator().manual_seed(0) if generator is None else generator
     picks = torch.randint(len(values), (n_resamples, len(values)), generator=source)
@@ -366,7 +366,7 @@ def fit_window(profile: GradientProfile) -> tuple[Bool[Tensor, " distances"], in
 
 
 def _log_median(values: Tensor, axis: int) -> Tensor:
-    """Return the log of the median, clamped above zero."""
+    """Return the log of the median, which unlike the median of logs is not dominated by seeds with J = 0."""
     return values.quantile(0.5, dim=axis).clamp(min=torch.finfo(torch.float64).tiny).log()
 
 
