@@ -253,7 +253,7 @@ RAMP = GradientProfile(torch.rand(5, 40, generator=torch.Generator().manual_seed
         (lambda: decay_rate(RAMP._replace(values=RAMP.values[:, 1:])), "finite, non-negative values"),
         (lambda: decay_rate(RAMP, confidence=1.0), "confidence"),
         (lambda: decay_rate(RAMP, n_resamples=0), "n_resamples"),
-        (lambda: decay_rate(RAMP._replace(values=RAMP.values[:, :2], distances=torch.tensor([20, 30]))), "needs at least 3"),
+        (lambda: decay_rate(RAMP._replace(values=RAMP.values[:, :2], distances=torch.tensor([20, 30]))), "at least 3"),
     ],
 )
 def test_bad_input(call: Any, message: str, unchecked_shapes: None) -> None:
