@@ -1,4 +1,4 @@
-"""Plain data: nested or by dotted name, as YAML, and as the text of a flag."""
+"""Plain data: convert between nested mappings, dotted names, YAML and the text of a flag."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_mapping(path: str | Path, source: str | None = None) -> dict[str, Any]:
-    """Read a YAML file that holds a mapping; an empty file is an empty one.
+    """Read a YAML file that holds a mapping; an empty file gives an empty mapping.
 
     Args:
         path: the file.
-        source: names the file in errors; default its path.
+        source: the file's name in errors; default its path.
 
     Raises:
         UsageError: a file that is missing, unreadable or not a mapping.
@@ -63,10 +63,10 @@ def read_mapping(path: str | Path, source: str | None = None) -> dict[str, Any]:
 
 
 def read_yaml(text: str, source: str) -> Any:
-    """Read plain data from YAML in which 5e-3 is a number, as it is for flags.
+    """Read plain data from YAML, with 5e-3 as a number.
 
     Raises:
-        UsageError: text that is not YAML, or gives a mapping one key twice; names the line.
+        UsageError: text that is not YAML, or a key twice in one mapping; the message includes the line.
     """
     import yaml
 
@@ -80,7 +80,7 @@ def read_yaml(text: str, source: str) -> Any:
 
 
 def _require_single_keys(node: Any) -> None:
-    """Raise a YAMLError if a mapping at or below a node has one key twice: a loader would keep the last in silence."""
+    """Raise a YAMLError if a mapping at or below a node repeats a key: a loader would silently keep the last value."""
     import yaml
 
     if isinstance(node, yaml.MappingNode):
@@ -105,7 +105,7 @@ def write_yaml(values: Mapping[str, Any]) -> str:
 
 @cache
 def _yaml() -> tuple[Any, Any]:
-    """Return a loader and a dumper that agree on what a number looks like."""
+    """Return a YAML loader and dumper with the same syntax for numbers."""
     import yaml
 
     loader: Any = type("Loader", (getattr(yaml, "CSafeLoader", yaml.SafeLoader),), {})
@@ -126,7 +126,7 @@ class Text(NamedTuple):
 
     Attributes:
         typed: the value as it was typed.
-        readings: its meanings as plain data, likeliest first; the type of the option picks one.
+        readings: possible readings as plain data, likeliest first; the type of the option picks one.
     """
 
     typed: str

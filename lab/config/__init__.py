@@ -1,7 +1,7 @@
 """A run's configuration: layers of plain data, bound to the parameters of constructors.
 
-The road of a value: `parse` (command) reads the layers of a command line (layers) and binds them (bind) to the options
-of the mixer, the task, the model and Lightning's Trainer (options). Callbacks and loggers are objects (objects).
+`parse` (command) reads the layers of a command line (layers) and binds their values (bind) to the options of the mixer,
+the task, the model and Lightning's Trainer (options). Callbacks and loggers become objects (objects).
 """
 
 from lab.config.command import Command, parse

@@ -1,4 +1,4 @@
-"""Bind layers of values to options: the value of each option after all layers, or one line on what is not valid."""
+"""Bind layers of values to options: compute the final value of each option, or report an invalid one in one line."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ MEANT = {
     "gpus": "trainer.devices",
     "learning_rate": "lr",
 }
-"""Flags of other programs, and what they are here."""
-SEVERAL = "; several values are for sweep.py"
+"""Flags of other programs, with their names here."""
+SEVERAL = "; for several values, use sweep.py"
 
 
 def constructor_defaults(options: Mapping[str, Option]) -> dict[str, Any]:
-    """Return the values that the constructors set, by dotted name."""
+    """Return the default values of the constructors, by dotted name."""
     return {key: each.default for key, each in options.items() if each.default is not NO_DEFAULT}
 
 
 def bind(
     layers: Iterable[Layer], options: Mapping[str, Option], below: Mapping[str, Any], objects: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return the value of each option, by dotted name, after `layers`, from low to high, over the values `below`.
+    """Return the value of each option, by dotted name: the values `below`, overridden by each layer in turn.
 
     Args:
-        layers: values by dotted name.
-        options: by dotted name.
-        below: the values under the lowest layer.
-        objects: options that are bound elsewhere.
+        layers: values by dotted name, from low to high precedence.
+        options: options by dotted name.
+        below: values that the lowest layer overrides.
+        objects: options that `read_objects` binds instead.
 
     Raises:
-        UsageError: an unknown name or a bad value; names the layer.
+        UsageError: an unknown name or an invalid value; the message includes the layer.
     """
     config = dict(below)
     for layer in layers:
@@ -57,13 +57,13 @@ def bind(
             if value is None and not layer.source:
                 raise UsageError(f"--{key}: expected one argument")
             try:
-                for member in option.members:  # a hybrid's bare option reaches every member that has it
+                for member in option.members:  # a hybrid's bare option sets every member that has it
                     bare[member] = fit(value, options[member].hint)
                 if not option.members:
                     values[key] = fit(value, option.hint)
             except ValueError as error:
                 if isinstance(value, Text) and value.typed[:1] in ("[", "{"):
-                    read_yaml(value.typed, f"--{key}")  # perhaps a bracket is missing
+                    read_yaml(value.typed, f"--{key}")  # reports a syntax error, such as a missing bracket
                 several = isinstance(value, Text) and re.fullmatch(r"\d+(-|\.\.)\d+|[^,\[{]+(,[^,]+)+", value.typed)
                 raise UsageError(f"{source}{key}: {error}{SEVERAL if several else ''}") from None
         values = bare | values
@@ -75,7 +75,7 @@ def bind(
 
 
 def without(pattern: Sequence[Any], keys: Collection[str]) -> list[Any]:
-    """Return a hybrid's pattern without the options that a higher layer sets in their members."""
+    """Return a hybrid's pattern without the options of its members that a higher layer sets."""
     return [
         entry
         if isinstance(entry, str)
@@ -85,14 +85,14 @@ def without(pattern: Sequence[Any], keys: Collection[str]) -> list[Any]:
 
 
 def fit(value: Any, hint: Any) -> Any:
-    """Return the value as a type takes it.
+    """Convert a value to the type of an option.
 
     >>> from lab.plain import read_text
     >>> fit(read_text("5"), str), fit(read_text("5"), list[int]), fit(5, float)
     ('5', [5], 5.0)
 
     Raises:
-        ValueError: the type does not take the value; names what it takes.
+        ValueError: the value does not fit; the message lists the valid types.
     """
     from beartype.door import is_bearable
 
@@ -102,7 +102,7 @@ def fit(value: Any, hint: Any) -> Any:
                 with suppress(ValueError):
                     return [fit(item, get_args(each)[0]) for item in reading]
             elif isinstance(reading, bool) and each not in (bool, Any) and get_origin(each) is not Literal:
-                continue  # True is no integer
+                continue  # bool is a subclass of int, but True is not a valid number
             elif is_plain(each) and is_bearable(reading, each):
                 return reading
         if type(reading) is int and float in alternatives(hint):
@@ -116,7 +116,7 @@ def check_entries(entries: Iterable[Mapping[str, Any]], options: Mapping[str, Op
     """Check the options in the entries of a hybrid's pattern.
 
     Raises:
-        UsageError: an option that the entry's member lacks, or a bad value.
+        UsageError: an option that the entry's member lacks, or an invalid value.
     """
     for entry in entries:
         own = {f"mixer.{label(entry['name'])}.{key}": value for key, value in entry.items() if key != "name"}
@@ -124,12 +124,12 @@ def check_entries(entries: Iterable[Mapping[str, Any]], options: Mapping[str, Op
 
 
 def unknown_option(key: str, options: Mapping[str, Option], is_flag: bool) -> str:
-    """Return one line for a misspelt option: the nearest valid one, and those of its group."""
+    """Return an error of one line for an unknown option, with the closest valid name and the options of its group."""
     kind, prefix = ("flag", "--") if is_flag else ("key", "")
     group, _, leaf = key.rpartition(".")
     names = [*REGISTRIES, *(TOP if is_flag else ()), *(name for name in options if not name.endswith(".name"))]
     siblings = {name.rpartition(".")[2]: name for name in names if name.rpartition(".")[0] == group}
-    # A forgotten group (n_heads for mixer.n_heads) is nearer than any similar spelling.
+    # A forgotten group (n_heads for mixer.n_heads) is likelier than a misspelling.
     near = [MEANT[key]] if key in MEANT else [name for name in names if name.endswith(f".{key}")]
     near += [siblings[name] for name in difflib.get_close_matches(leaf, siblings, 1)]
     near += difflib.get_close_matches(key, names, 1) if not (group and siblings) else []

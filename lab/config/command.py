@@ -1,4 +1,4 @@
-"""A command line, read: the complete configuration of a run, and what to do with it."""
+"""Parse a command line of train.py into the complete configuration of a run and the action to take."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from lab.plain import flatten, nested, write_yaml
 
 @dataclass(frozen=True)
 class Command:
-    """A run, complete.
+    """A parsed command line: the configuration of a run, and whether to train, test or replace it.
 
     Attributes:
         config: every option as plain data, nested as in YAML; the content of `config.yaml`.
-        defaults: the same without --config files and flags.
+        defaults: the configuration without --config files and flags.
         trainer: options of Lightning's Trainer, with classes instantiated.
         ckpt_path: checkpoint to resume from or to test.
-        stop_at: the step, or the share of all steps, at which training stops for now; no part of the run's identity.
+        stop_at: the step, or the share of all steps, at which training pauses; not part of the run's identity.
         test_only: test without training.
-        no_test: train and validate, and do not use the test split.
+        no_test: train and validate without using the test split.
         overwrite: replace an existing run.
     """
 
@@ -40,13 +40,13 @@ class Command:
 
 
 def parse(argv: Sequence[str]) -> Command:
-    """Read the command line; prints and exits with status 0 if help or the configuration is asked for.
+    """Parse a command line; for help or --print_config, print and exit with status 0.
 
     Layers of plain data, from low to high: constructors' defaults, configs/default.yaml, configs/mixer/NAME.yaml,
     configs/task/NAME.yaml, each --config file, flags.
 
     Raises:
-        UsageError: a command line or a configuration file that is not valid.
+        UsageError: an invalid command line or configuration file.
     """
     choice = choose(argv)
     if "help" in choice.helps:

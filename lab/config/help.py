@@ -1,4 +1,4 @@
-"""What `--help` and `--GROUP.help` print."""
+"""The output of `--help` and `--GROUP.help`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Train one sequence mixer on one task, test the best checkpoint, print one table.
 
 mixers:
 {mixers}
-  or your own, package.module:Class or path/file.py:Class: --mixer.help path/file.py:Class has its options
+  or your own, package.module:Class or path/file.py:Class; its options: --mixer.help path/file.py:Class
 
 tasks:
 {tasks}
@@ -34,27 +34,27 @@ common flags:
   --mixer.OPTION VALUE            see --mixer.help           --batch_size N  sequences per step
   --task.OPTION VALUE             see --task.help            --seed N        weights, data and order
   --task.n_train N (n_val, n_test)  number of examples       --run_dir DIR   where runs are kept
-  --task.test_lengths 64,256,1024 test at further lengths    --task.fresh true  new examples without end
-  --task.mixture "{{seq_len: 32}}, {{seq_len: 64}}"  several shapes at once, each tested by itself
+  --task.test_lengths 64,256,1024 test at further lengths    --task.fresh true  never repeat an example
+  --task.mixture "{{seq_len: 32}}, {{seq_len: 64}}"  several shapes at once, tested separately
   --trainer.OPTION VALUE          Lightning's own names: --trainer.max_steps 200, --trainer.accelerator gpu,
                                   --trainer.precision bf16-mixed; see --trainer.help
   --compile true                  train through torch.compile
   --config FILE                   YAML with the same names; may be repeated, later files win, flags win over files
   --ckpt_path FILE                resume from a checkpoint, or test it
   --test_only                     test a finished run, or --ckpt_path, without training
-  --stop_at 100 (or 0.25)         stop after so many steps, or this share, validate and note it in rungs.json; the
-                                  same command without this flag resumes as if it had never stopped
+  --stop_at 100 (or 0.25)         stop after 100 steps (or a quarter of all), validate, add the result to rungs.json;
+                                  the same command without this flag resumes as if it had never stopped
   --no_test                       do not test; the same command without this flag then tests the run
   --overwrite                     replace the run if it exists
-  --traceback                     print the whole stack of an error, as of a mixer of your own
+  --traceback                     print the full traceback of an error, for example in your own mixer
 
 more help:
   --mixer.help [NAME]  options of a mixer           --trainer.help  options of Lightning's Trainer
   --task.help [NAME]   options of a task            --model.help    options of the model and its training
   --print_config       print the complete YAML of this run and stop; --config reads it back
 
-The same command resumes a run that was stopped in any way. Exit status: 0 done; 1 failed; 2 a command line
-that is not valid; 75 stopped by SIGTERM or SIGUSR1, state saved: schedule the same command again; 130 Ctrl-C.
+To resume a stopped run, repeat the command. Exit status: 0 done; 1 failed; 2 invalid command line; 75 stopped by
+SIGTERM or SIGUSR1, state saved: schedule the same command again; 130 Ctrl-C.
 
 Values come from the constructors' defaults, then configs/default.yaml, configs/mixer/NAME.yaml, configs/task/NAME.yaml
 (the recipe for that mixer and that task), then --config files, then flags; later ones win.
@@ -68,7 +68,7 @@ examples:
 
 
 def overview() -> str:
-    """Return mixers, tasks and the common flags; import neither torch nor the reader of options."""
+    """Return the overview of mixers, tasks and common flags, without importing torch or jsonargparse."""
     return HELP.format(mixers=_table(MIXERS), tasks=_table(TASKS), own_tasks=TASKS.forms)
 
 
@@ -80,8 +80,8 @@ def describe(options: Iterable[Option], recipe: Mapping[str, Any]) -> str:
     """Return each option's flag, type and default, and its description in the constructor's docstring.
 
     Args:
-        options: in the order of the answer.
-        recipe: values by dotted name that configs/ sets.
+        options: options in output order.
+        recipe: values that configs/ sets, by dotted name.
     """
     width = min(shutil.get_terminal_size().columns, 120)
     lines: list[str] = []
@@ -103,7 +103,7 @@ def _facts(option: Option, recipe: Mapping[str, Any]) -> str:
         if (value := recipe.get(option.key, option.default)) != option.default:
             facts.append(f"{flag_text(value)} in the recipe")
     if option.takes_objects:
-        facts.append(f"of a class see --{option.key}.help CLASS")
+        facts.append(f"arguments of a class: --{option.key}.help CLASS")
     return "; ".join(facts)
 
 

@@ -1,6 +1,6 @@
-"""Layers of plain data: the values that the recipes in configs/, the --config files and the flags set.
+"""Layers of plain data: the values from the recipes in configs/, the --config files and the flags.
 
-The names of mixer and task are resolved here; `--help` and a wrong name are answered without importing torch.
+Mixer and task names are resolved here, so that `--help` and an unknown name need no import of torch.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ REGISTRIES: dict[str, Registry] = {"mixer": MIXERS, "task": TASKS}
 GROUPS = ("mixer", "task", "model", "trainer")
 HELPS = {f"{group}.help": group for group in GROUPS}
 NAMING = {flag: group for group in REGISTRIES for flag in (group, f"{group}.name", f"{group}.help")}
-"""Flags that name a mixer or a task; a later one wins over an earlier one."""
+"""Flags that choose a mixer or a task; the last one wins."""
 ACTIONS = ("test_only", "no_test", "overwrite")
 SWITCHES = ("print_config", *ACTIONS, "traceback")
 VALUED = ("config", "ckpt_path", "stop_at")
 TOP = (*VALUED, *SWITCHES)
-"""Flags that are no options of a run."""
+"""Flags that are not options of a run."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Layer:
     """Values from one source.
 
     Attributes:
-        source: names the layer in errors; empty for flags, which name themselves.
-        values: by dotted name; deeper than the options of a group they may be nested.
+        source: the layer's name in errors; empty for flags.
+        values: values by dotted option name; a value may itself be nested.
     """
 
     source: str
@@ -45,7 +45,7 @@ class Layer:
 
     @property
     def names(self) -> dict[str, str]:
-        """The mixer and the task that it names."""
+        """Names of the mixer and the task, if the layer sets them."""
         return {group: self.values[f"{group}.name"] for group in REGISTRIES if f"{group}.name" in self.values}
 
     def without(self, groups: Iterable[str]) -> Layer:
@@ -57,15 +57,15 @@ class Layer:
 
 @dataclass(frozen=True)
 class Choice:
-    """The content of a command line.
+    """A command line, split into names, layers and actions.
 
     Attributes:
-        names: of mixer and task.
+        names: names of the mixer and the task.
         shipped: the layers of configs/, from low to high.
-        given: the --config files, then the flags.
-        flags: of options, in their order.
+        given: the layers of the --config files, then the layer of the flags.
+        flags: the flags that set options, in order.
         entries: the complete pattern of a hybrid.
-        helps: groups whose help is asked for.
+        helps: groups for which help is requested.
         print_config: whether to print the configuration and stop.
         action: the arguments of `Command` besides the configuration.
     """
@@ -88,7 +88,7 @@ def choose(argv: Sequence[str]) -> Choice:
     """
     flags = read_flags(argv, ("help", *SWITCHES))
     if any(name == "help" for name, _ in flags):
-        # The overview has no options of a class of your own: they are shown instead.
+        # The overview does not list the options of your own class, so --help with such a class shows them instead.
         flags = [
             (f"{name}.help", each) for name, each in flags if name in REGISTRIES and each and is_target(each.typed)
         ]
@@ -109,7 +109,7 @@ def choose(argv: Sequence[str]) -> Choice:
     files = [_read(text.typed, f"--config {text.typed}") for name, text in flags if name == "config" and text]
     named = {group: name for layer in files for group, name in layer.names.items()} | named
     recipe = _shipped("task", (default.names | named)["task"])
-    names = default.names | recipe.names | named  # the recipe of a task that is made for one mixer names it
+    names = default.names | recipe.names | named  # a task made for one mixer sets the mixer in its recipe
     layers = [default, _shipped("mixer", names["mixer"]), recipe, *files]
     layers = [layer.without(group for group, name in layer.names.items() if name != names[group]) for layer in layers]
 
@@ -137,10 +137,10 @@ def choose(argv: Sequence[str]) -> Choice:
 
 
 def _registered(names: Mapping[str, Any], source: str = "") -> dict[str, str]:
-    """Return the registered names of mixer and task that these mean."""
+    """Resolve aliases of mixers and tasks to their registered names."""
     for group, name in names.items():
         if isinstance(name, str) and "," in name and all(each in REGISTRIES[group] for each in name.split(",")):
-            raise UsageError(f"{source}--{group} {name}: several are for sweep.py")
+            raise UsageError(f"{source}--{group} {name}: to run several, use sweep.py")
     try:
         return {group: REGISTRIES[group].check(name) for group, name in names.items()}
     except ValueError as error:
@@ -148,7 +148,7 @@ def _registered(names: Mapping[str, Any], source: str = "") -> dict[str, str]:
 
 
 def _without_aliases(pattern: Any) -> Any:
-    """Return a hybrid's pattern with each alias replaced by the name that it means."""
+    """Return a hybrid's pattern with each alias replaced by its registered name."""
     if isinstance(pattern, str):
         return MIXERS.check(pattern) if pattern in MIXERS else pattern
     if isinstance(pattern, list):
@@ -159,7 +159,7 @@ def _without_aliases(pattern: Any) -> Any:
 
 
 def _read(path: str | Path, source: str = "") -> Layer:
-    """Read a layer: options of mixer, task and trainer get dotted names, aliases go; `mixer: lstm` names a mixer."""
+    """Read a layer: flatten the options of mixer, task and trainer, resolve aliases, and accept `mixer: lstm`."""
     source = source or str(path)
     values: dict[str, Any] = {}
     for key, value in read_mapping(path, source).items():
@@ -182,7 +182,7 @@ def _shipped(group: str, name: str) -> Layer:
 
 
 def _is_hybrid(mixer: str) -> bool:
-    """Return whether the option `pattern` of a mixer, if it has one, names members."""
+    """Return whether a mixer is a hybrid: its option `pattern` lists other mixers."""
     from zoo.mixers.hybrid import Hybrid
     from zoo.mixers.parallel_hybrid import ParallelHybrid
 
@@ -193,11 +193,11 @@ def _pattern(mixer: str, patterns: Sequence[Any]) -> tuple[list[dict[str, Any]],
     """Return the complete entries of a hybrid's pattern, and the number of layers below it.
 
     Args:
-        mixer: its name.
-        patterns: of each layer, from low to high; None if the layer sets none.
+        mixer: name of the hybrid.
+        patterns: pattern of each layer, from low to high; None if the layer sets none.
 
     Raises:
-        UsageError: a pattern that cannot be followed.
+        UsageError: an invalid pattern.
     """
     from zoo.mixers.hybrid import Hybrid
 
@@ -223,12 +223,12 @@ def _stop(text: str) -> int | float:
 def read_flags(
     argv: Sequence[str], switches: Sequence[str], others: list[str] | None = None
 ) -> list[tuple[str, Text | None]]:
-    """Return names without dashes, each with its value: the part after `=`, or the next word unless that is a flag.
+    """Split words into flags, each a name without dashes and a value: after `=`, or the next word if it is no flag.
 
     Args:
         argv: the words of a command line; -h is --help.
         switches: names of flags that take no value.
-        others: receives the words that belong to no flag; by default they are refused.
+        others: list that receives the words that belong to no flag; by default they are errors.
 
     Raises:
         UsageError: a word that belongs to no flag, a switch with a value.

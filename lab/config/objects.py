@@ -3,7 +3,7 @@
     --trainer.logger CSVLogger --trainer.logger.save_dir elsewhere --trainer.callbacks+=LearningRateMonitor
     trainer: {callbacks: [{class_path: EarlyStopping, init_args: {monitor: val/loss}}]}
 
-jsonargparse knows the classes and their arguments; it is imported only if an option is given in this way.
+jsonargparse finds the classes and their arguments; it is imported only if such an option is given.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zoo.errors import UsageError
 
 
 def object_options(values: Iterable[tuple[str, Any]], options: Mapping[str, Option]) -> set[str]:
-    """Return the options, by dotted name, for which one of these values names a class or sets an argument of one."""
+    """Return the dotted names of the options that get an object: a value is a class, or an argument of one."""
     found = set()
     for key, value in values:
         name = option_of(key)
@@ -43,14 +43,14 @@ def _names_class(value: Any) -> bool:
 
 
 def read_objects(choice: Choice, names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return options of the Trainer after the lower layers and after all layers, as plain data, and the built objects.
+    """Return the Trainer's object options: the recipe's and the final ones as plain data, then the built objects.
 
     Args:
-        choice: with the layers.
-        names: of the options, dotted.
+        choice: command line with its layers.
+        names: dotted names of the options.
 
     Raises:
-        UsageError: no such class, an argument that it does not take.
+        UsageError: an unknown class or an invalid argument.
     """
     import jsonargparse
     from lightning.pytorch import Trainer
@@ -62,16 +62,16 @@ def read_objects(choice: Choice, names: Collection[str]) -> tuple[dict[str, Any]
     def layered(layers: Iterable[Layer], below: Any) -> Any:
         for layer in layers:
             values = {key.removeprefix("trainer."): value for key, value in layer.values.items() if key in names}
-            # Of a copy, since jsonargparse replaces mappings within it.
+            # jsonargparse replaces mappings within its input, so it gets a copy.
             below = _checked(f"{layer.source}: ", parser.parse_object, {"trainer": deepcopy(values)}, below)
         return below
 
     def plain(config: Any) -> dict[str, Any]:
         try:
             return read_yaml(parser.dump(config, skip_unset=False), "trainer")["trainer"]
-        except (TypeError, ValueError) as error:  # an argument that YAML cannot spell, such as an enum's member
+        except (TypeError, ValueError) as error:  # an argument without YAML form, such as an enum's member
             given = re.search(r"class_path='([^']+)'", str(error))
-            raise UsageError(f"{given[1] if given else 'a class'} has arguments that YAML cannot spell") from None
+            raise UsageError(f"{given[1] if given else 'a class'} has arguments that YAML cannot represent") from None
 
     lower = layered(choice.shipped, None)
     defaults = plain(lower)
@@ -93,7 +93,7 @@ def _checked(source: str, parse: Any, given: Any, below: Any) -> Any:
 
 
 def _shortened(message: str) -> str:
-    """Return jsonargparse's message, which has a part for each type, as a line about the class that was meant."""
+    """Reduce jsonargparse's message, which covers every type of the union, to one line about the intended class."""
     message = " ".join(message.split())
     key = re.search(r'Parser key "([^"]+)"', message)
     if key is None:

@@ -1,4 +1,4 @@
-"""Options are the parameters of constructors: of a mixer, a task, the model around them, and Lightning's Trainer."""
+"""Options of a run, read from the constructors of its mixer, its task, the model and Lightning's Trainer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from lab.config.layers import GROUPS, REGISTRIES
 from zoo.errors import UsageError
 from zoo.targets import label
 
-# The arguments that train.py fills in, from --mixer, --seed and the task's spec, and those of models from elsewhere.
+# Arguments that are not options: train.py fills them in from --mixer, --seed and the task's spec (FILLED), or only
+# models loaded from other projects use them (ELSEWHERE).
 MODEL_FILLED = {"mixer", "vocab_size", "d_input", "n_outputs"}
 MODEL_ELSEWHERE = {"norm_eps", "norm_type", "blocks", "embedding_scale", "logit_cap"}
 TRAINING_FILLED = {"loss", "facts", "perplexity", "seed"}
@@ -29,11 +30,11 @@ class RunOptions:
 
     Args:
         batch_size: sequences per step.
-        seed: decides the weights, the data and their order.
+        seed: seed of the weights, the data and their order.
         run_dir: folder that holds the runs.
-        threads: threads of the CPU that torch uses, by default one, in a sweep too: other numbers give other last bits.
-        looks_ahead: the mixer may read later positions, as an encoder does; otherwise a mixer of your own that does so
-            is reported, and its run is marked.
+        threads: CPU threads of torch; default one, in a sweep too, because their number changes how sums are rounded.
+        looks_ahead: allow the mixer to read later positions, as an encoder does; otherwise your own mixer is reported
+            if it does so, and its run is marked.
         figures_every: steps between figures of each layer's operator, spectrum and gradient; null for figures only at
             the end, 0 for none.
     """
@@ -47,7 +48,7 @@ class RunOptions:
 
 
 def option_of(flag: str) -> str:
-    """Return the option that a flag sets, adds to or sets an argument of: trainer.callbacks for trainer.callbacks+."""
+    """Return the option to which a flag belongs: trainer.callbacks for trainer.callbacks+, trainer.logger.save_dir."""
     return ".".join(flag.rstrip("+").split(".")[:2])
 
 
@@ -59,9 +60,9 @@ class Option:
         key: dotted name, as in flags.
         hint: the annotation of the constructor's parameter.
         default: default of the parameter, or of the registry's entry; `NO_DEFAULT` for a bare option of a hybrid.
-        owner: the class whose docstring describes it; None for the name of a mixer or a task.
-        section: the heading under which help shows it.
-        members: of a bare option of a hybrid, the options of its members that it sets.
+        owner: class whose docstring describes the option; None for the name of a mixer or a task.
+        section: heading of the option in help.
+        members: for a bare option of a hybrid (mixer.n_heads), the options of its members that it sets.
     """
 
     key: str
@@ -78,12 +79,12 @@ class Option:
 
     @property
     def takes_objects(self) -> bool:
-        """Whether the type has values that YAML cannot spell: instances of classes."""
+        """Whether the type admits instances of classes, which YAML cannot represent."""
         return not all(is_plain(each) or each is timedelta for each in alternatives(self.hint))
 
     @property
     def takes_list(self) -> bool:
-        """Whether every value but null is a list."""
+        """Whether the type admits only lists, and perhaps null."""
         return all(get_origin(each) in (list, Sequence) for each in alternatives(self.hint) if each is not type(None))
 
 
@@ -93,9 +94,9 @@ def declared(
     """Return the options of some groups, by dotted name.
 
     Args:
-        names: of mixer and task.
+        names: names of the mixer and the task.
         entries: the complete pattern of a hybrid.
-        groups: such as mixer or trainer.
+        groups: groups of options, such as mixer or trainer.
     """
     declare: dict[str, Callable[[], list[Option]]] = {
         "mixer": lambda: _mixer(names["mixer"], entries),
@@ -107,13 +108,13 @@ def declared(
 
 
 def _mixer(name: str, entries: Iterable[Mapping[str, Any]]) -> list[Option]:
-    """Return a mixer's options; of a hybrid also its members' options, bare (mixer.n_heads) and by member."""
+    """Return a mixer's options; for a hybrid, also its members' options, bare (mixer.n_heads) and per member."""
     own = _named("mixer", name, "mixer.", f"mixer {name}")
     bare: dict[str, Option] = {}
     of_members: list[Option] = []
     for member in dict.fromkeys(entry["name"] for entry in entries):
-        section = f"of every member that has it, as in {member}"
-        for option in _named("mixer", member, f"mixer.{label(member)}.", f"of {member} only")[1:]:
+        section = f"every member that has it, as in {member}"
+        for option in _named("mixer", member, f"mixer.{label(member)}.", f"{member} only")[1:]:
             key = f"mixer.{option.name}"
             first = bare.setdefault(key, replace(option, key=key, default=NO_DEFAULT, section=section))
             bare[key] = replace(first, members=(*first.members, option.key))
@@ -127,7 +128,7 @@ def _task(name: str) -> list[Option]:
     own = _named("task", name, "task.", f"task {name}")
     data = _parameters(TaskDataModule, "task.", "examples", DATA_FILLED)
     if shared := {each.name for each in own} & {*DATA_FILLED, *(each.name for each in data)}:
-        raise UsageError(f"{name}: an option of every run is named {shared.pop()}; rename the task's argument")
+        raise UsageError(f"{name}: every run has an option {shared.pop()} already; rename the task's argument")
     return [*own, *data]
 
 
@@ -149,13 +150,13 @@ def _trainer() -> list[Option]:
 
 
 def _named(group: str, name: str, prefix: str, section: str) -> list[Option]:
-    """Return the name, and the options of its class with the defaults that the registry's entry sets."""
+    """Return the option of the name itself, then the options of its class, with defaults from the registry's entry."""
     registry = REGISTRIES[group]
     sets = getattr(registry.entry(name), "options", {})
     options = [
         replace(option, default=sets.get(option.name, option.default))
         for option in _parameters(registry[name], prefix, section, {"d_model"} if group == "mixer" else ())
-        # Not the devices, modules and functions of a mixer of your own.
+        # Your own mixer may have arguments such as devices, modules or functions, which cannot be options.
         if option.default is NO_DEFAULT or (is_data(option.default) and not option.takes_objects)
     ]
     return [Option(f"{group}.name", str, name, None, section), *options]
@@ -176,7 +177,7 @@ def _parameters(owner: type, prefix: str, section: str, skip: Iterable[str] = ()
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
-    """Return the types of a union; of another type that itself."""
+    """Return the members of a union; for any other type, the type itself."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
@@ -190,14 +191,14 @@ def is_plain(hint: Any) -> bool:
 
 
 def is_data(value: Any) -> bool:
-    """Return whether YAML can spell a value."""
+    """Return whether YAML can represent a value."""
     if isinstance(value, list | tuple | Mapping):
         return all(map(is_data, value.values() if isinstance(value, Mapping) else value))
     return value is None or type(value) in (bool, int, float, str)
 
 
 def type_names(hint: Any) -> list[str]:
-    """Return the types of a union, and the words of a Literal, as a person writes them."""
+    """Return readable names of the types of a union and of the values of a Literal."""
     return [name for each in alternatives(hint) for name in _names(each)]
 
 
