@@ -1,1 +1,1 @@
-"""A run on disk: names of its files, lock, identity, environment, metrics; `folder` writes it and `record` reads it."""
+"""A run on disk: `folder` writes it, `record` reads it; the other modules define its file names, lock and metrics."""

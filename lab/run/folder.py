@@ -1,4 +1,4 @@
-"""The folder of a run: its writer, and the checks before anything is written there."""
+"""Write the folder of a run, after checking that it is new or holds the same run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from zoo.loading.names import BEST, CHECKPOINTS, LAST, PREVIOUS
 from zoo.report.files import as_json, write_atomically
 
 TRIAL_SHOWN = 14
-"""The characters of a trial's name that TensorBoard's HParams tab shows."""
+"""Number of characters of a trial's name that TensorBoard's HParams tab shows."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class RunFolder:
 
     @classmethod
     def of(cls, command: Command) -> RunFolder:
-        """Return the folder of a command: task and mixer, each with the options that are not default, then the seed."""
+        """Return the folder of a command, named by task and mixer with their non-default options, and the seed."""
         config = command.config
         return cls(Path(config["run_dir"]).expanduser(), run_name(config, command.defaults), config["seed"])
 
@@ -58,11 +58,11 @@ class RunFolder:
 
     @property
     def trial(self) -> str:
-        """The run's name in TensorBoard, whose first characters tell mixer, seed and configuration apart."""
+        """The run's name in TensorBoard, whose first characters distinguish mixer, seed and configuration."""
         mixer = self.name.rpartition("/")[2].partition("-")[0]
-        told_apart = f"-{self.seed} {hashlib.sha256(self.name.encode()).hexdigest()[:4]}"
-        shown = max(1, TRIAL_SHOWN - len(told_apart))
-        return f"{mixer[:shown]}{told_apart} {self.name}/seed{self.seed}"
+        suffix = f"-{self.seed} {hashlib.sha256(self.name.encode()).hexdigest()[:4]}"
+        shown = max(1, TRIAL_SHOWN - len(suffix))
+        return f"{mixer[:shown]}{suffix} {self.name}/seed{self.seed}"
 
     @property
     def checkpoints(self) -> Path:
@@ -81,12 +81,12 @@ class RunFolder:
         return self.checkpoints / PREVIOUS
 
     def holds(self, checkpoint: str | Path) -> bool:
-        """Return whether a checkpoint is one of the run's own."""
+        """Return whether a checkpoint lies in this folder."""
         return Path(checkpoint).resolve().parent == self.checkpoints.resolve()
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the folder against other processes, and make it if need be; see `lab.run.lock.locked`.
+        """Lock the folder against other processes, and create it if needed; see `lab.run.lock.locked`.
 
         Raises:
             UsageError: another process trains there, or the folder cannot be written.
@@ -102,7 +102,7 @@ class RunFolder:
         """Check that the folder is new, or holds the same configuration.
 
         Raises:
-            UsageError: another configuration; names the first key that differs.
+            UsageError: another configuration; the message has the first key that differs.
         """
         file = self.path / CONFIG
         if not file.exists():
@@ -114,7 +114,7 @@ class RunFolder:
                 raise UsageError(f"{self.path} holds another run: {values}; give another --run_dir, or --overwrite")
 
     def check_data(self, fingerprint: Mapping[str, Any]) -> None:
-        """Check that the run, if it has begun, reads the same data as at its beginning.
+        """Check that a run that has already begun still reads the same data.
 
         Raises:
             UsageError: other data.
@@ -122,9 +122,9 @@ class RunFolder:
         file = self.path / ENVIRONMENT
         begun = read_fields(file)
         if file.exists() and "data" not in begun:
-            raise UsageError(f"{file} is damaged, and the data that the run was begun with are unknown; --overwrite it")
+            raise UsageError(f"{file} is damaged, so its data cannot be verified; --overwrite starts the run anew")
         if begun and begun.get("data") != json.loads(as_json(fingerprint)):
-            instead = "put that back, or give another --run_dir, or --overwrite"
+            instead = "restore them, or give another --run_dir, or --overwrite"
             raise UsageError(f"{self.path} was begun with other data: {instead}")
 
     def metrics(self) -> Metrics | None:
@@ -139,14 +139,13 @@ class RunFolder:
             raise UsageError(f"{self.path / error.args[0]}; --overwrite starts the run anew") from None
 
     def checkpoint_for(self, command: Command) -> Path | None:
-        """Return the checkpoint from which the command trains on, or which it tests; None for a new run.
+        """Return the checkpoint that the command resumes from or tests; None for a new run.
 
         A run resumes from `last`; if that is damaged, from `previous`; if both are, from `best`, which may be many
         steps older. In each case the run ends as if it had never stopped.
 
         Raises:
-            ValueError: nothing to test; no checkpoint left to resume from; a damaged `best`, which no later step
-                restores.
+            ValueError: no checkpoint to test; all checkpoints are damaged; `best` is, which resuming cannot restore.
         """
         from zoo.loading.saved import find_checkpoint, is_whole
 
@@ -164,9 +163,9 @@ class RunFolder:
         return whole[0]
 
     def set_aside_damaged(self) -> list[Path]:
-        """Rename the damaged checkpoint that `checkpoint_for` skipped, and return its new path.
+        """Rename the damaged checkpoints that `checkpoint_for` skipped, and return their new paths.
 
-        Under its old name, the next save would move it over the last good checkpoint.
+        Otherwise the next save would replace the last good checkpoint by a damaged one.
 
         Raises:
             UsageError: the folder cannot be written.
@@ -182,7 +181,7 @@ class RunFolder:
     def prepare(
         self, config: Mapping[str, Any], checkpoint: Path | None, fingerprint: Mapping[str, Any], leak: str = ""
     ) -> None:
-        """Make the folder and write the files that are known before training.
+        """Create the folder and write the files whose content is known before training.
 
         Without a checkpoint to resume from, the files of an earlier run are deleted. With a checkpoint of another
         folder, the best checkpoint of that folder is copied too: its score is the one to beat.

@@ -31,8 +31,8 @@ INCIDENTAL = {
     "trainer.num_sanity_val_steps",
     "trainer.profiler",
 }
-"""Options that change no result, with their sub-options (trainer.logger.init_args.save_dir). Runs that differ only in
-them are the same."""
+"""Options that do not change a result, with their sub-options (trainer.logger.init_args.save_dir). Runs that differ
+only in these options are the same run."""
 
 WATCHING = {
     "DeviceStatsMonitor",
@@ -48,12 +48,13 @@ WATCHING = {
 """Lightning's callbacks that do not change a run's result; any other, such as EarlyStopping, does."""
 
 LONGEST_NAME, CUT_NAME = 40, 28
-"""Characters of a task's or a mixer's part that is whole, or cut: TensorBoard shows both in a narrow column."""
+"""Longest name of a task or mixer with its options, and length to which a longer one is cut: TensorBoard's column is
+narrow."""
 LAST_NAMED = {f"task.{name}" for name in ("n_train", "n_val", "n_test", "test_lengths", "test_segments")}
-"""Options of the amount of data, named last, so that they are the first to be cut."""
+"""Options for the amount of data: last in a folder's name, so the first to be cut."""
 
 FIRST_NAMED = "trainer.strategy"
-"""Option named first, so that it is the last to be cut: a run of several processes is recognised by it."""
+"""Option that comes first in a folder's name, so the last to be cut: it reveals a run of several processes."""
 
 
 def deciding_options(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,9 +80,9 @@ def _class_name(callback: Any) -> str:
 
 
 def run_name(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    """`<task>/<mixer>`, each followed by the options that differ from `defaults`: mqar-n_pairs8/attention-n_heads2.
+    """Return `<task>/<mixer>`, each with the options that are not default: mqar-n_pairs8/attention-n_heads2.
 
-    Options of the mixer come before options of model and training. Long names end with a digest instead.
+    Options of the mixer come before options of model and training. A long name is cut and ends with a digest.
     """
     values, usual, absent = deciding_options(config), deciding_options(defaults), object()
     named = {"seed", "mixer.name", "task.name"}
@@ -91,7 +92,7 @@ def run_name(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
         keys = [key for key in differing if key.startswith("task.") == (group == "task")]
         keys.sort(key=lambda key: (key in LAST_NAMED, key != FIRST_NAMED, not key.startswith(f"{group}.")))
         short = {key: key.removeprefix(f"{group}.").removeprefix("trainer.") for key in keys}
-        # d_conv is an option of the model and of some mixers: then the mixer's keeps its prefix.
+        # The model and some mixers share an option such as d_conv: then the mixer's keeps its prefix.
         short = {key: key if name != key and name in values else name for key, name in short.items()}
         parts.append(_folder_name(config[group]["name"], {short[key]: values[key] for key in keys}))
     return "/".join(parts)
@@ -101,7 +102,7 @@ def _folder_name(name: str, differing: Mapping[str, Any]) -> str:
     shown = short_name(name)
     parts = [shown, *(f"{key}{_value_name(value)}" for key, value in differing.items())]
     whole = "-".join(parts)
-    # Files of several folders may have one short name: a digest of their paths tells them apart.
+    # Files of several folders may share a short name: a digest of their paths distinguishes them.
     is_unique = shown == name and not _has_target(differing)
     if is_unique and _safe(whole) == whole and len(whole) <= LONGEST_NAME:
         return whole
@@ -109,7 +110,7 @@ def _folder_name(name: str, differing: Mapping[str, Any]) -> str:
     ending = digest(named, 8)
     room = CUT_NAME - len(ending) - 1
     kept = _safe(parts[0])[:room]
-    for part in map(_safe, parts[1:]):  # a number is whole or not there
+    for part in map(_safe, parts[1:]):  # cut only between options, never within a number
         if len(kept) + 1 + len(part) > room:
             break
         kept = f"{kept}-{part}"

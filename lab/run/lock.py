@@ -12,14 +12,14 @@ from lab.run.files import LOCK
 from zoo.errors import UsageError
 
 IN_USE = "is in use by"
-"""In the message about a run that another process trains."""
+"""Words in the error about a run that another process trains, by which `lab.sweep.engine` recognises it."""
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Make the folder and lock it against other processes; the kernel releases the lock when this one is killed.
+    """Create the folder and lock it against other processes; if this one is killed, the kernel releases the lock.
 
-    Folders made only for the lock are removed with it: a run that is refused leaves nothing.
+    Folders created only for the lock are removed with it, so an invalid command leaves nothing behind.
 
     Raises:
         UsageError: another process trains there.
@@ -36,11 +36,11 @@ def locked(folder: Path) -> Iterator[None]:
     except Timeout:
         raise UsageError(f"{folder} {IN_USE} {_holder(file)}; wait for it to end, or give another --run_dir") from None
     try:
-        with contextlib.suppress(OSError):  # the holder's name is only for the message to the others
+        with contextlib.suppress(OSError):  # the content only serves the error of other processes
             file.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
         yield
     finally:
-        # Unlinked while it is held: who opened it before finds out and opens the one that is there then.
+        # Unlink before releasing: a process that opened this file detects the removal and opens the new one.
         with contextlib.suppress(OSError):
             file.unlink()
             for each in made:

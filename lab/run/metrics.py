@@ -1,4 +1,4 @@
-"""Metrics of a run: nested plain data, and how to get at its numbers."""
+"""Metrics of a run as nested plain data, and functions that look up its numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 from zoo.report.numbers import Number
 
 State: TypeAlias = Literal["tested", "trained", "unfinished"]
-"""With or without metrics of the test split; under way, or failed."""
+"""Finished with test metrics, finished without them, or still running or failed."""
 Metrics: TypeAlias = dict[str, Any]
 """Content of metrics.json, with None for a number that is not finite:
 
@@ -28,7 +28,7 @@ A run that has not been tested has no "test".
 
 
 def by_heading(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Number | None]:
-    """Return the numbers by headings for a table, made of the names on the way to each.
+    """Flatten the numbers for a table: each heading joins the names that lead to the number.
 
     >>> by_heading({"test": {"loss": 0.5, "by_distance": [{"at_most": 8, "accuracy": 0.9}]}, "chance": 0.1})
     {'test/loss': 0.5, 'test/by_distance/8/accuracy': 0.9, 'chance': 0.1}
@@ -51,18 +51,18 @@ def number_at(metrics: Mapping[str, Any], *path: str) -> Number | None:
 
 
 def numbers_at(several: Iterable[Mapping[str, Any]], *path: str) -> list[Number]:
-    """Return `number_at` of those metrics that have it."""
+    """Return the numbers under these names, for the metrics that have one."""
     return [value for metrics in several if (value := number_at(metrics, *path)) is not None]
 
 
 def at_lengths(metrics: Mapping[str, Any], score: str) -> dict[int, Number]:
-    """Return {length: test score} for the further lengths at which it was measured."""
+    """Return {length: test score} for the additional test lengths."""
     found = {int(n): at.get(score) for n, at in metrics.get("test", {}).get("at_length", {}).items()}
     return {length: value for length, value in found.items() if value is not None}
 
 
 def by_facts(metrics: Mapping[str, Any], score: str = "accuracy") -> dict[str, dict[int, Number]]:
-    """Return {fact: {bound: test score where the fact lies above the previous bound and not above this one}}."""
+    """Return {fact: {bound: test score over labels with previous bound < fact <= bound}}."""
     found = {
         name.removeprefix("by_"): {e["at_most"]: e[score] for e in entries if e.get(score) is not None}
         for name, entries in metrics.get("test", {}).items()
@@ -72,7 +72,7 @@ def by_facts(metrics: Mapping[str, Any], score: str = "accuracy") -> dict[str, d
 
 
 def state_of(metrics: Mapping[str, Any] | None) -> State:
-    """Return the state of a run by its metrics, None if it has none."""
+    """Return the state of a run from its metrics, or from None if it has none yet."""
     return "unfinished" if metrics is None else "tested" if is_tested(metrics) else "trained"
 
 

@@ -1,4 +1,4 @@
-"""A run read from its folder: configuration, metrics, curves; of a finished run or of an unfinished one."""
+"""Read a run, finished or not, from its folder: configuration, metrics and curves."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Curve: TypeAlias = list[tuple[int, float]]
 LEAK = "looks_ahead"
 """Field of environment.json: how the model reads later positions; empty if it does not."""
 MARK = " (looks ahead)"
-MARKED = "The run is marked; --looks_ahead true if it is meant."
+MARKED = "The run is marked; if this is intended, give --looks_ahead true."
 CHECKSUM, CHECKSUMS = "crc32", "files_crc32"
-"""Fields of metrics.json: checksum of the other fields; checksums of the run's other small files, by name."""
+"""Fields of metrics.json: checksum of its other fields, and checksums of the other small files, by file name."""
 _HEADER, _CHECKSUM = 12, 4  # bytes before and after a record of events: its length, and checksums
 
 
@@ -42,16 +42,16 @@ class Run:
 
     Attributes:
         folder: folder of the run.
-        config: config.yaml, nested as there.
-        metrics: numbers of metrics.json, nested as there (`lab.run.metrics.Metrics`), None if not finite. An
-            unfinished run has the last value logged of each curve.
-        state: "tested"; "trained", with --no_test; "unfinished", whether it is under way or has failed.
-        trial: whether it is one of those from which `sweep.py --tune` picked another.
+        config: content of config.yaml.
+        metrics: content of metrics.json (`lab.run.metrics.Metrics`), with None for a number that is not finite. For an
+            unfinished run, the last logged value of each curve.
+        state: "tested"; "trained", with --no_test; "unfinished", either running or failed.
+        trial: whether it is a trial of `sweep.py --tune` that was not picked.
         message: why a sweep's run failed.
         window: window of learning rates from which `sweep.py --tune` picked this run's (`lab.sweep.tuning.Window`).
         commit: commit of the code; empty outside a repository.
         leak: how the model reads later positions; empty if it does not.
-        data: fingerprint of the task's data (`tasks.Task.fingerprint`); None if it was not noted.
+        data: fingerprint of the task's data (`tasks.Task.fingerprint`); None if it was not recorded.
     """
 
     folder: Path
@@ -67,12 +67,12 @@ class Run:
 
     @property
     def task(self) -> str:
-        """The task's name in the registry; of one of your own file.function, or the file's name."""
+        """The task's name in the registry; for your own task, file.function or the file's name."""
         return short(self.config["task"]["name"])
 
     @property
     def mixer(self) -> str:
-        """The mixer's name in the registry; of one of your own file.Class; marked if it reads later positions."""
+        """The mixer's name in the registry; for your own mixer, file.Class; marked if it reads later positions."""
         return short(self.config["mixer"]["name"]) + (MARK if self.leak else "")
 
     @property
@@ -87,7 +87,7 @@ class Run:
 
     @cached_property
     def curves(self) -> dict[str, Curve]:
-        """Scalars by the name of the metric, read when first asked for; none if the events cannot be read."""
+        """Logged scalars by the name of the metric, read on first access; empty if the events cannot be read."""
         return read_curves(self.folder)
 
     @property
@@ -99,22 +99,22 @@ class Run:
 
     @property
     def step(self) -> int:
-        """The optimizer step that the metrics are of: the best checkpoint's, or the last one logged."""
+        """The optimizer step at which the metrics were measured: the best checkpoint's, or the last one logged."""
         if self.state == "unfinished":
             return max((curve[-1][0] for curve in self.curves.values()), default=0)
         return int(self.metrics.get("step") or 0)
 
 
 def read_run(folder: Path, entry: Mapping[str, Any]) -> Run:
-    """Return a run; `entry` is its entry in the index of a sweep, if it belongs to one.
+    """Read a run; `entry` is its entry in the index of its sweep, empty outside a sweep.
 
     Raises:
-        ValueError: no configuration, or files that are not a run's; the message does not name the folder.
+        ValueError: a missing configuration, or files that train.py did not write; the message omits the folder.
     """
     config, metrics = read_config(folder), read_metrics(folder)
     environment = read_fields(folder / ENVIRONMENT)
     if not environment and (folder / ENVIRONMENT).exists():
-        raise ValueError(f"{ENVIRONMENT} is damaged, so nobody knows whether the model looks ahead")
+        raise ValueError(f"{ENVIRONMENT} is damaged, so it is unknown whether the model looks ahead")
     commit, leak = (str(environment.get(key) or "") for key in ("git", LEAK))
     trial, data = entry.get("kind") == "trial", environment.get("data")
     if metrics is not None:
@@ -134,12 +134,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read config.yaml of a run.
 
     Raises:
-        ValueError: there is none, or it is not one of train.py; the message does not name the folder.
+        ValueError: a missing file, or one that train.py did not write; the message omits the folder.
     """
     import yaml
 
     try:
-        # The parser of libyaml, if PyYAML was built with it, is ten times as fast.
+        # The parser of libyaml, if PyYAML was built with it, is ten times faster.
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         config = yaml.load((folder / CONFIG).read_text(encoding="utf-8"), loader)
     except FileNotFoundError:
@@ -149,7 +149,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     values = dict(flatten(config)) if isinstance(config, dict) else {}
     for name, kind in (("mixer.name", str), ("task.name", str), ("seed", int)):
         if not isinstance(values.get(name), kind):
-            raise ValueError(f"{CONFIG} is not one of train.py: it has no {name}")
+            raise ValueError(f"{CONFIG} was not written by train.py: it has no {name}")
     return config
 
 
@@ -158,8 +158,8 @@ def read_curves(folder: Path) -> dict[str, Curve]:
 
     Steps that a resumed run repeats appear once; both files hold the same numbers.
 
-    Events that cannot be read give a warning in the log and no curves; so does a file of a finished run that is cut
-    short, whose points up to there are returned.
+    If the events cannot be read, warn and return no curves. If a file of a finished run is cut short, warn and return
+    the points before the cut.
     """
     curves: dict[str, dict[int, float]] = {}
     try:
@@ -180,15 +180,15 @@ def read_curves(folder: Path) -> dict[str, Curve]:
 def _events(content: bytes, finished: Path | None) -> Iterator[Any]:
     """Yield the events of a file, up to a record that is still being written.
 
-    TensorBoard's own reader computes each record's checksum in Python: a second for some pictures.
+    TensorBoard's own reader computes each record's checksum in Python, which takes a second for a few pictures.
 
     Args:
         content: bytes of the file.
-        finished: folder of the run if it is finished, for a warning about a record that is not whole.
+        finished: folder of the run if it is finished; an incomplete record then gives a warning.
 
     Raises:
         ValueError: not a file of events.
-        DecodeError: bytes that are no event.
+        DecodeError: a record that is not an event.
     """
     from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -202,15 +202,15 @@ def _events(content: bytes, finished: Path | None) -> Iterator[Any]:
     if finished and 0 < at < len(content):
         logger.warning("%s: a file of events is cut short, its later points are lost", finished)
     if not at and end:
-        raise ValueError("not a file of TensorBoard")
+        raise ValueError("not an event file of TensorBoard")
 
 
 def read_metrics(folder: Path) -> Metrics | None:
     """Read metrics.json of a run's folder; None if the run is not finished.
 
     Raises:
-        ValueError: a file that is damaged or not one of train.py, or another whose checksum it has; the message begins
-            with its name.
+        ValueError: metrics.json, or a file whose checksum it records, is damaged, or train.py did not write it; the
+            message begins with the file's name.
     """
     try:
         text = (folder / METRICS).read_text(encoding="utf-8")
@@ -220,18 +220,18 @@ def read_metrics(folder: Path) -> Metrics | None:
     except (OSError, ValueError) as error:
         raise ValueError(f"{METRICS} cannot be read: {one_line(error)}") from None
     if not isinstance(found, dict) or "params" not in found:
-        raise ValueError(f"{METRICS} is not one of train.py: it has no params")
+        raise ValueError(f"{METRICS} was not written by train.py: it has no params")
     kept, others = found.pop(CHECKSUM, None), text.rpartition(f',\n "{CHECKSUM}"')[0] + "\n}\n"
     if kept not in (None, checksum(others.encode())):
         raise ValueError(f"{METRICS} is damaged: its content does not match its checksum")
-    for name, as_left in found.pop(CHECKSUMS, {}).items():
-        if as_left != checksum_of(folder / name):
+    for name, recorded in found.pop(CHECKSUMS, {}).items():
+        if recorded != checksum_of(folder / name):
             raise ValueError(f"{name} is damaged, or was changed after the run: it does not match its checksum")
     return _numbers(found)
 
 
 def checksum(content: bytes) -> str:
-    """Return the CRC-32 of a file's content, or of metrics.json as it is without its last field, the checksum."""
+    """Return the CRC-32 of a file's content; for metrics.json, of its content without the checksum, its last field."""
     return f"{zlib.crc32(content):08x}"
 
 
@@ -244,7 +244,7 @@ def checksum_of(file: Path) -> str | None:
 
 
 def read_rungs(folder: Path) -> list[Metrics]:
-    """Read the metrics that `RunFolder.write_rung` wrote: an entry for each value of --stop_at, under that name."""
+    """Read the metrics that `RunFolder.write_rung` wrote: an entry per value of --stop_at, in its field "stop_at"."""
     try:
         found = read_json(folder / RUNGS)
     except (OSError, ValueError):
@@ -277,7 +277,7 @@ def one_line(error: Exception) -> str:
 
 
 def _numbers(value: Any) -> Any:
-    """Replace each value that is no number, flag, mapping or list by None."""
+    """Replace each value that is not a number, flag, mapping or list by None."""
     if isinstance(value, Mapping):
         return {name: _numbers(each) for name, each in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The score by which a task is judged, and the order of results that all tables and sweeps share."""
+"""The score that judges a task, and the order of results that all tables and sweeps share."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ SCORES = {
     "relative_squared_error": False,
     "loss": False,
 }
-"""Metrics by rank, and whether more is better: a task is judged by the first that its runs have."""
+"""Metrics, and whether higher is better; the first one that a task's runs have is the task's score."""
 
 GOOD = 0.9
-"""Share of the best skill from which a score is good; share of a perfect score from which a task is learned."""
+"""A score is good from this share of the best skill; a task is learned from this share of the way from a guess to a
+perfect score."""
 LEFT = 0.1
-"""A model does more than guess from this share of the way between a guess and a perfect score."""
+"""A model beats guessing from this share of the way from a guess to a perfect score."""
 GAIN = 0.01
-"""A score that gains less in the last quarter of training has converged."""
+"""A run has converged if its score gains less than this in the last quarter of training."""
 FACTS = {
     "chance": "chance",
     "parameters": "params",
@@ -32,13 +33,13 @@ FACTS = {
     "tokens/s": "tokens_per_second",
     "steps to 90 %": "steps_to_90",
 }
-"""Columns of every table of scores besides the score: the heading, and the name in the metrics."""
+"""Columns of a table of scores besides the score itself: heading, and name in the metrics."""
 WINDOW = "window (octaves)"
 BASELINE = "guess without order"
 
 
 def median_steps(values: Sequence[Number], of: int) -> Number | None:
-    """Return the median number of steps of the runs that got there; None if half of all `of` runs or more did not.
+    """Return the median number of steps to a level; None unless more than half of all `of` runs reached it.
 
     >>> median_steps([300, 400, 500], of=5), median_steps([300], of=5)
     (400, None)
@@ -47,12 +48,12 @@ def median_steps(values: Sequence[Number], of: int) -> Number | None:
 
 
 def fact_text(name: str, values: Sequence[Number], score: str, n_runs: int) -> str:
-    """Return one of `FACTS` for a table: the mean over seeds, but the median of steps, and chance as a score.
+    """Format one of `FACTS` for a table: the mean over seeds, for steps the median, for chance the score of a guess.
 
     Args:
         name: name in the metrics.
-        values: values of the runs that have it.
-        score: name of the score that the runs are judged by.
+        values: values of the runs that have one.
+        score: name of the score that judges the runs.
         n_runs: number of all runs.
     """
     mean = mean_and_spread(values)[0]
@@ -78,10 +79,10 @@ def merit(score: str, value: Number | None) -> float:
 
 
 def skill(score: str, value: Number | None, chance: Number | None) -> float:
-    """Return the skill of a score on a ratio scale: 0 for no more than a guess.
+    """Return the skill of a score on a ratio scale, 0 for a guess.
 
-    The skill of an accuracy is its excess over chance. The skill of a relative squared error is its distance from 1,
-    the error of the mean. A loss has no level for guessing: half the nats are twice the skill, also for a perplexity.
+    The skill of an accuracy is its excess over chance; of a relative squared error, its distance from 1, the error of
+    predicting the mean; of a loss or a perplexity, which have no level for guessing, the inverse of the nats.
 
     >>> skill("accuracy", 0.6, 0.2), skill("relative_squared_error", 0.25, None), skill("loss", 2.0, None)
     (0.39999999999999997, 0.75, 0.5)
@@ -106,13 +107,13 @@ def level(score: str, chance: Number | None, share: float = GOOD) -> float | Non
 
 
 def first_at(points: Mapping[int, Number], score: str, goal: Number | None) -> int | None:
-    """Return the first step at which a curve of validation reaches a level; None if it never does."""
+    """Return the first step at which a validation curve reaches a level; None if it never does."""
     reached = (step for step, value in points.items() if goal is not None and merit(score, value) >= merit(score, goal))
     return next(reached, None)
 
 
 def has_converged(points: Mapping[int, Number], score: str) -> bool | None:
-    """Tell whether the best score gained less than `GAIN` in the last quarter of the steps; None for losses."""
+    """Return whether the best score gained less than `GAIN` in the last quarter of the steps; None for losses."""
     if score in ("loss", "perplexity") or not points:
         return None
     best = max(merit(score, value) for value in points.values())
@@ -121,12 +122,12 @@ def has_converged(points: Mapping[int, Number], score: str) -> bool | None:
 
 
 def window_text(found: Mapping[str, Any] | None) -> str:
-    """Return a window of learning rates for a cell: 3.3, or ≥ 3.3 if it may be wider; empty without a window."""
+    """Format a window of learning rates in octaves: 3.3, or ≥ 3.3 if it may be wider; empty without a window."""
     return "" if not found else f"{'≥ ' if found['at_least'] else ''}{found['octaves']:.1f}"
 
 
 def merits(metrics: Mapping[str, Any], score: str, split: str) -> tuple[float, float]:
-    """Return a key that is greatest for the best run: the score, then the loss."""
+    """Return a sort key that is greatest for the best run: first by score, then by loss."""
     return merit(score, number_at(metrics, split, score)), merit("loss", number_at(metrics, split, "loss"))
 
 
@@ -135,7 +136,7 @@ def mean_and_spread(values: Sequence[Number]) -> tuple[float | None, float | Non
     if not values:
         return None, None
     mean = statistics.fmean(values)
-    # statistics.stdev computes in fractions, a hundred times as long.
+    # statistics.stdev computes in fractions, a hundred times slower.
     return mean, math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (len(values) - 1)) if len(values) > 1 else None
 
 
@@ -149,7 +150,9 @@ def guess_level(score: str, chance: Number | None) -> float | None:
 
 
 def score_text(name: str, value: Number | None, spread: Number | None = None, decimals: int = 4) -> str:
-    """Format a metric for a table, ± its spread over seeds: accuracy and chance with `decimals`, others as many digits.
+    """Format a metric for a table, ± its spread over seeds.
+
+    Accuracies and chance have `decimals` decimals, other metrics `decimals` significant digits.
 
     >>> score_text("accuracy", 0.5, 0.012), score_text("loss", 0.123456)
     ('0.5000 ± 0.012', '0.1235')

@@ -135,7 +135,7 @@ def test_broken_runs_and_foreign_folders_are_named_and_the_others_are_read(tmp_p
     whole = write_run(tmp_path, seed=0)
     broken: list[tuple[str, str, bytes | None]] = [
         ("metrics.json cannot be read", "metrics.json", b'{"test": {"acc'),
-        ("metrics.json is not one of train.py", "metrics.json", b"[1, 2]"),
+        ("metrics.json was not written by train.py", "metrics.json", b"[1, 2]"),
         ("it has no params", "metrics.json", b'{"epochs": 3}'),
         ("metrics.json is damaged", "metrics.json", b'{"params": 3, "crc32": "00000000"}'),
         ("no config.yaml", "config.yaml", None),
