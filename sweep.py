@@ -1,4 +1,4 @@
-"""Many runs of train.py: `python sweep.py --mixer attention,lstm --seed 0-4`; `--help` says more."""
+"""Start many runs of train.py: `python sweep.py --mixer attention,lstm --seed 0-4`; see `--help`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Train one sequence mixer on one task: `python train.py --mixer hybrid --task mqar`; `--help` says more."""
+"""Train one sequence mixer on one task: `python train.py --mixer hybrid --task mqar`; see `--help`."""
 
 import sys
 

@@ -1,9 +1,9 @@
-"""The application: configuration files, run folders and their metrics, and sweeps. The library is `zoo`.
+"""The application around the library `zoo`: train runs, sweep over their options, judge experiments, view results.
 
     run = lab.train("attention", "mqar", trainer={"max_steps": 200})
     table = lab.read_runs("runs").to_pandas()
 
-Names are imported when they are used.
+Names are imported on first use.
 """
 
 from __future__ import annotations

@@ -17,18 +17,18 @@ VERBS = {"experiments": experiments, "leaderboard": leaderboard, "pages": pages,
 HELP = """\
 usage: python -m lab VERB ...
 
-  experiments  judge the experiments of configs/experiment/ by their runs; write docs/results.md
-  leaderboard  run the cells that the leaderboard lacks, mixers against tasks, and write its pages
+  experiments  judge the experiments of configs/experiment/ from their runs; write docs/results.md
+  leaderboard  run the missing cells of the leaderboard (mixers x tasks) and write its pages
   pages        render the pages whose numbers come from records: README.md, docs/{findings,results,choosing,papers}.md
   reproduce    run a paper's recipe, and write its published scores and ours to docs/papers.md
 
-`python -m lab VERB --help` says more. Runs are made by train.py and sweep.py, and compared by `python -m zoo compare`.
+For options, see `python -m lab VERB --help`. train.py and sweep.py make runs; `python -m zoo compare` compares them.
 """
 
 
 @ends_unread
 def main(argv: Sequence[str]) -> int:
-    """Run a command line and return the exit status: 0 without a verb, 2 for an unknown one, else the verb's own."""
+    """Run a command line and return the exit status: 0 without a verb, 2 for an unknown one, else the verb's status."""
     if not argv or argv[0] in {"-h", "--help"}:
         print(HELP, end="")
         return 0

@@ -1,4 +1,4 @@
-"""Build the task and the model of a complete configuration: to train, to count parameters, to measure a run."""
+"""Build the task and the model of a complete configuration, to train it, count its parameters or measure a run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from zoo.contract import SequenceMixer
 
 OF_THE_TASK = ("vocab_size", "d_input", "n_outputs", "loss", "facts", "perplexity")
-"""Arguments of a model, or of the module that trains it, that come from the task's spec."""
+"""Fields of a task's spec that become arguments of the model or of its training module."""
 
 
 def build(config: Mapping[str, Any]) -> tuple[Task, Backbone]:
-    """Build the task and, with weights drawn from torch's generator, the model of a configuration.
+    """Build the task and the model of a configuration; torch's global generator draws the weights.
 
     Args:
-        config: complete, nested as in config.yaml.
+        config: complete configuration, nested as in config.yaml.
 
     Raises:
         ValueError: options that the task or the model refuses.
@@ -37,16 +37,16 @@ def build(config: Mapping[str, Any]) -> tuple[Task, Backbone]:
 
 
 def find_leak(model: Backbone, seq_len: int) -> str:
-    """Tell how a mixer that is not the library's reads later positions; empty if none does.
+    """Describe how a mixer from outside the library reads later positions; empty if none does.
 
-    The property `causality` of `zoo.check` is asked of each, since two of a class may differ in their options.
+    Each mixer of the model runs the causality check of `zoo.check`, because two of one class may differ in options.
 
     Args:
-        model: the model that is to be trained.
-        seq_len: positions of its task.
+        model: the model to be trained.
+        seq_len: sequence length of its task.
 
     Raises:
-        UsageError: outputs that are not finite, which no comparison tells anything about.
+        UsageError: outputs that are not finite, so that comparing them shows nothing.
     """
     import torch
 
@@ -75,14 +75,14 @@ def find_leak(model: Backbone, seq_len: int) -> str:
 
 
 def is_ours(kind: type[SequenceMixer]) -> bool:
-    """Return whether a mixer is the library's, which its tests know to be causal."""
+    """Return whether a mixer class belongs to the library, whose tests check that it is causal."""
     from zoo.adapters.adopted import Adopted
 
     return kind.__module__.startswith("zoo.") and not issubclass(kind, Adopted)
 
 
 def build_task(config: Mapping[str, Any]) -> Task:
-    """Build only the task; a mixture's task has the longest shape that is trained.
+    """Build only the task; for a mixture, in the longest of the trained shapes.
 
     Raises:
         ValueError: options that the task refuses.
@@ -97,13 +97,13 @@ def build_task(config: Mapping[str, Any]) -> Task:
 
 
 def trivial_guess(config: Mapping[str, Any], guess: str) -> float | None:
-    """Return the score of a trivial guess on a configuration's task.
+    """Return the score of a trivial guess on a configuration's task, or None if it is unknown.
 
-    None for mixtures, for data of one's own, for data that is gone, and for tasks that do not know it.
+    It is unknown for mixtures, your own tasks, missing data files, and tasks that do not define the guess.
 
     Args:
-        config: complete, nested as in config.yaml.
-        guess: "guess_among_read" or "guess_without_order", a method of the task.
+        config: complete configuration, nested as in config.yaml.
+        guess: name of the task's method, "guess_among_read" or "guess_without_order".
     """
     task = config.get("task", {})
     if task.get("name") not in list_tasks() or task.get("mixture"):
@@ -115,7 +115,7 @@ def trivial_guess(config: Mapping[str, Any], guess: str) -> float | None:
 def _trivial_guess(task: str, guess: str) -> float | None:
     try:
         return getattr(build_task({"task": json.loads(task)}), guess)()
-    except (ValueError, OSError):  # an option that there was once, a file that is gone
+    except (ValueError, OSError):  # an option that no longer exists, a missing file
         return None
 
 
@@ -126,12 +126,12 @@ def task_options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def model_options(config: Mapping[str, Any], task: Task, *targets: Callable[..., Any]) -> dict[str, Any]:
-    """Return the arguments that configuration and spec give to a model, or to a module that trains it."""
+    """Return the arguments of a model, or of its training module, from the configuration and the task's spec."""
     spec = {name: getattr(task.spec, name) for name in OF_THE_TASK}
     return declared(config, *targets) | declared(spec, *targets)
 
 
 def declared(options: Mapping[str, Any], *targets: Callable[..., Any]) -> dict[str, Any]:
-    """Return the options that are arguments of the target."""
+    """Return the options that are arguments of one of the targets."""
     names = {name for target in targets for name in inspect.signature(target).parameters}
     return {name: value for name, value in options.items() if name in names}

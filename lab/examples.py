@@ -1,4 +1,4 @@
-"""Examples of a run's task, on which the model of the run can be measured; `zoo heads` finds them by an entry point."""
+"""Draw examples of a run's task to measure its model on; `zoo heads` calls this through an entry point."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Examples(NamedTuple):
-    """Sequences of a split and their labels at each position.
+    """Sequences of a split, with a label at each position.
 
     Attributes:
         task: name of the task, with the shape of a mixture.
@@ -44,7 +44,7 @@ def examples(run_dir: Path, split: str, n: int) -> Examples:
         n: number of examples.
 
     Raises:
-        ValueError: no run of train.py, its task cannot be built here, or some of the examples are padded.
+        ValueError: the folder is not a run of train.py, its task cannot be built here, or some examples are padded.
     """
     import torch
 
@@ -55,8 +55,8 @@ def examples(run_dir: Path, split: str, n: int) -> Examples:
     arrays = sample_split(task, split, at_most(task, split, n), config["seed"])
     if "lengths" in arrays and arrays["lengths"].min() < task.spec.seq_len:
         raise ValueError(
-            f"{task.name} has rows of several lengths, and a model is measured on sequences without padding: "
-            "zoo heads --inputs reads some of one length"
+            f"{task.name} has rows of several lengths, but a model is measured on sequences without padding: "
+            "give zoo heads --inputs with sequences of one length"
         )
     mixture = config["task"].get("mixture")
     name = task.name if mixture is None else f"{task.name}, the longest of {count(len(mixture), 'shape')}"
@@ -67,12 +67,12 @@ def examples(run_dir: Path, split: str, n: int) -> Examples:
 def inputs_of_run(
     path: str, model: Backbone, seq_len: int | None, n_inputs: int, n_others: int | None
 ) -> ModelInputs | None:
-    """Return validation sequences of a run's task, and test sequences with their labels; None if no run is there.
+    """Return validation sequences of a run's task, and test sequences with their labels; None if there is no run.
 
     The arguments are those of `zoo.theory.model_inputs.model_inputs`.
 
     Raises:
-        ValueError: seq_len, since a task has its own length; what `examples` refuses.
+        ValueError: seq_len is given, although the task sets the length; any error of `examples`.
     """
     from zoo.theory.budget import others_within
     from zoo.theory.model_inputs import labelled
@@ -80,7 +80,7 @@ def inputs_of_run(
     if not (Path(path) / CHECKPOINTS).is_dir():
         return None
     if seq_len is not None:
-        raise ValueError(f"the task of a run has its own length: leave out seq_len={seq_len}")
+        raise ValueError(f"the task of a run sets the length: leave out seq_len={seq_len}")
     read = examples(Path(path), "validation", n_inputs)
     scored = examples(Path(path), "test", n_others or others_within(model, read.inputs.shape[1], n_inputs))
     where = f"{count(len(read.inputs), 'sequence')} of {read.task}"

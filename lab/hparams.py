@@ -1,7 +1,7 @@
 """The options and results of a run for TensorBoard's HParams tab.
 
-A run does not know with which others it will be compared, so it gives all its options. The tab puts those first that
-differ between the runs it shows.
+A run cannot know which other runs it will be compared with, so it writes all its options. The tab lists the options
+that differ between the shown runs first.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from lab.run.score import score_of
 from zoo.targets import short
 
 NAMING = {"mixer.name": "mixer", "task.name": "task", "seed": "seed"}
-"""Options that name a run, with their headings in the tab."""
+"""Options that identify a run, with their headings in the tab."""
 
 
 def compared_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that decide a run's result, by heading: the flag, `model.` before one without a group."""
+    """Return the options that decide a run's result, by heading: the flag, prefixed by `model.` without a group."""
     options = deciding_options(config)
     named = {heading: options.pop(key) for key, heading in NAMING.items()}
     return {key: short(value) if isinstance(value, str) else value for key, value in named.items()} | {

@@ -1,6 +1,6 @@
-"""Train one sequence mixer on one task: `python train.py --mixer hybrid --task mqar`; `--help` says more.
+"""Train one sequence mixer on one task: `python train.py --mixer hybrid --task mqar`; see `--help`.
 
-Here the zoo, the tasks and Lightning meet: the task's spec fills in the model's sizes, and a run folder
+This module joins the zoo, the tasks and Lightning. The task's spec sets the model's sizes. The run's folder
 `<run_dir>/<task>/<mixer and its changed options>/seed<k>/` keeps the configuration, checkpoints, TensorBoard events and
 metrics. The same command resumes an unfinished run and shows a finished one.
 """
@@ -44,22 +44,22 @@ if TYPE_CHECKING:
 
 
 Key = TypeVar("Key")
-# An OpenMP thread that waits for another should give its core away: where other processes keep the cores busy, spinning
-# makes a step of small kernels two to five times slower. Read when torch is imported.
+# A waiting OpenMP thread should yield its core: if other processes keep the cores busy, spinning makes a step of small
+# kernels two to five times slower. torch reads this when it is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 CHECKPOINT_EVERY, VALIDATE_EVERY = 100, 100
 REQUEUE = 75
 """Exit status that asks a scheduler to run the same command again: EX_TEMPFAIL of sysexits.h."""
 SHOWN = "accuracy_macro", "sequence_accuracy", "perplexity", "bits_per_token", "relative_squared_error", "r2", "loss"
-"""The test's numbers in the table, below the accuracy."""
+"""Test metrics in the table, below the accuracy."""
 
 
 @ends_unread
 def main(argv: Sequence[str]) -> int:
     """Run a command line and return the exit status.
 
-    0: done. 1: training failed (a loss that is not finite, a full disk). 2: the command line is not valid.
-    75 (`REQUEUE`): stopped by SIGTERM or SIGUSR1, as schedulers do; the same command resumes. 130: Ctrl-C.
+    0: done. 1: training failed (a loss that is not finite, a full disk). 2: invalid command line.
+    75 (`REQUEUE`): stopped by SIGTERM or SIGUSR1, which schedulers send; the same command resumes. 130: Ctrl-C.
     """
     with handled(SCHEDULER, _terminate), _quiet_writers():
         return _status(argv)
@@ -79,9 +79,9 @@ def _status(argv: Sequence[str]) -> int:
     except Terminated as stop:
         return _stopped(stop, argv, REQUEUE)
     except (BrokenPipeError, SystemExit):
-        raise  # of standard output, see `ends_unread`; of --help, before the names below import torch
+        raise  # closed standard output (`ends_unread`), or the exit of --help: the names below would import torch
     except OSError as error:
-        # The system names the file when opening fails, not when a write does, as on a full disk.
+        # An error has the file's name if opening it failed, but not if writing failed, as on a full disk.
         if command is None or error.errno is None or error.filename is not None:
             return _fail(error, 1)
         return _fail(f"cannot write to {RunFolder.of(command).path}: {error.strerror}", 1)
@@ -93,13 +93,13 @@ def _status(argv: Sequence[str]) -> int:
 
 
 def run(command: Command) -> Metrics:
-    """Train and test as `command` says, or only test; return the content of `metrics.json`.
+    """Train and test, or only test, as `command` specifies; return the content of `metrics.json`.
 
-    Nothing is written until everything that the command names has been built. Two processes never train in one folder:
-    the first locks it.
+    Nothing is written until data, model and trainer have been built. A lock keeps a second process from training in the
+    same folder.
 
     Raises:
-        UsageError: options that do not fit together, a checkpoint of another model, a folder of another run or in use.
+        UsageError: contradictory options, a checkpoint of another model, a folder of another run or in use.
         NonFiniteLossError: the loss, or a weight, is nan or infinite; the checkpoints are of earlier steps.
         Interrupted: a signal asked the run to stop.
     """
@@ -108,7 +108,7 @@ def run(command: Command) -> Metrics:
     n_threads = 1 if command.config["threads"] is None else command.config["threads"]
     if n_threads < 1:
         raise UsageError(f"--threads must be a positive integer, got {n_threads}")
-    # Without Lightning's notes on hardware, tips and worker counts.
+    # Silence Lightning's notes on hardware, tips and worker counts.
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     with threads(n_threads):
         return _run(command)
@@ -125,7 +125,7 @@ def _run(command: Command) -> Metrics:
         folder.check_config(command.config)
         is_own = command.ckpt_path is None or folder.holds(command.ckpt_path)
         trained = folder.metrics() if is_own else None
-        if trained is not None or stop_at is not None:  # else `Session` looks
+        if trained is not None or stop_at is not None:  # otherwise `Session` checks
             folder.check_data(_fingerprint(command))
         if (known := _known_result(command, folder, trained)) is not None:
             return show(known, folder.path)
@@ -134,7 +134,7 @@ def _run(command: Command) -> Metrics:
         if session.trainer.is_global_zero:
             if session.checkpoint is not None:
                 for aside in folder.set_aside_damaged():
-                    _say(f"{aside.stem} is damaged and now {aside}; the run resumes from {session.checkpoint}")
+                    _say(f"{aside.stem} is damaged, renamed to {aside}; the run resumes from {session.checkpoint}")
             if session.leak and not command.config["looks_ahead"]:
                 say(make_console(), f"{session.leak}. {MARKED}", "bold red")
             folder.prepare(command.config, session.checkpoint, session.data.task.fingerprint(), session.leak)
@@ -174,7 +174,7 @@ def train(mixer: str | Mapping[str, Any] = "hybrid", task: str | Mapping[str, An
         run = lab.train("attention", "mqar", seed=1, d_model=64, trainer={"max_steps": 200})
         run.metrics["test"]["accuracy"], run.curves["val/accuracy"], run.model
 
-    A run that is finished is read, and one that was interrupted is resumed.
+    A finished run is only read; an interrupted run is resumed.
 
     Args:
         mixer: name, package.module:Class or path/file.py:Class; or a mapping, {"name": "attention", "n_heads": 4}.
@@ -182,7 +182,7 @@ def train(mixer: str | Mapping[str, Any] = "hybrid", task: str | Mapping[str, An
         **options: the flags of train.py, nested or flat: trainer={"max_steps": 200}, lr=1e-3, overwrite=True.
 
     Raises:
-        UsageError: an option that train.py would refuse; a ValueError of one line.
+        UsageError: an invalid option; a ValueError with a message of one line.
         NonFiniteLossError: the loss, or a weight, is nan or infinite.
     """
     flags: list[str] = []
@@ -198,7 +198,7 @@ def train(mixer: str | Mapping[str, Any] = "hybrid", task: str | Mapping[str, An
 
 
 def _fingerprint(command: Command) -> Mapping[str, Any]:
-    """Return the fingerprint of the data that the command reads."""
+    """Return the fingerprint of the command's data."""
     try:
         return build_task(command.config).fingerprint()
     except (ValueError, TypeError) as error:
@@ -206,7 +206,7 @@ def _fingerprint(command: Command) -> Mapping[str, Any]:
 
 
 def _known_result(command: Command, folder: RunFolder, trained: Metrics | None) -> Metrics | None:
-    """Return the result of a command that needs no training: of a finished run, or of an earlier stop.
+    """Return the result of a command if it needs no training: from a finished run, or from an earlier stop.
 
     Args:
         command: without --overwrite.
@@ -214,7 +214,7 @@ def _known_result(command: Command, folder: RunFolder, trained: Metrics | None) 
         trained: the metrics of the run, if it is finished.
 
     Raises:
-        UsageError: a finished run that was not stopped at --stop_at.
+        UsageError: the run has finished without stopping at --stop_at.
     """
     stop_at = command.stop_at
     if stop_at is None:
@@ -224,7 +224,7 @@ def _known_result(command: Command, folder: RunFolder, trained: Metrics | None) 
         return trained
     rung = rung_at(folder.path, stop_at) or {}
     if "val" in rung:
-        print(f"this run has been at step {rung['step']} before; without --stop_at it is resumed")
+        print(f"this run has stopped at step {rung['step']} before; to resume it, leave out --stop_at")
         return rung
     if trained is None:
         return None
@@ -236,7 +236,7 @@ def _known_result(command: Command, folder: RunFolder, trained: Metrics | None) 
 
 
 def is_first_process() -> bool:
-    """Return whether this is the process of rank zero, before there is a trainer to ask."""
+    """Return whether this process has rank zero; works before there is a trainer."""
     from lightning.pytorch.utilities import rank_zero_only
 
     return getattr(rank_zero_only, "rank", 0) == 0
@@ -244,7 +244,7 @@ def is_first_process() -> bool:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Raise as a UsageError what Lightning refuses, which may come as late as the test."""
+    """Turn Lightning's errors about invalid options into UsageErrors; some come as late as the test."""
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
     try:
@@ -263,17 +263,17 @@ class Session:
 
     Attributes:
         folder: folder of the run.
-        elapsed: callback that counts the seconds of the run, from the building of data and model on.
-        progress: whether bars are shown.
+        elapsed: callback that counts the seconds of the run, building data and model included.
+        progress: whether progress bars are shown.
         data: data module of the task.
-        model: module with the backbone, to be trained.
+        model: training module around the backbone.
         n_params: number of trained parameters.
         state_bytes: size of the model's state after the task's sequence, batch of one; None if the mixer does not
             stream.
         throughput: callback that measures the speed of training.
         curve: callback that keeps the score of each validation.
         stopped_early: whether a callback ended the training.
-        out_of_time: whether it was --trainer.max_time.
+        out_of_time: whether --trainer.max_time ended it.
         trainer: Lightning's trainer.
         checkpoint: checkpoint to resume from, or to test.
         step: optimizer step at which the checkpoint was saved.
@@ -309,7 +309,7 @@ class Session:
             options = model_options(config, task, Backbone)
             self.step = None if self.checkpoint is None else check_checkpoint(self.checkpoint, **options)
             for segment in data.segments:
-                model.backbone.state_bytes(segment.task.spec.seq_len)  # refuses a sequence too long for the mixer
+                model.backbone.state_bytes(segment.task.spec.seq_len)  # raises if the mixer cannot read that length
             self.state_bytes = model.backbone.state_bytes(task.spec.seq_len)
             if self.checkpoint is None:
                 for trained in (task, *(segment.task for segment in data.segments if segment.share)):
@@ -321,7 +321,7 @@ class Session:
             per_epoch = data.n_rows()["n_train"] // config["batch_size"]
             self.trainer = build_trainer(command, folder, measuring, score, self.step, per_epoch)
             if isinstance(self.trainer.precision_plugin, DoublePrecision):
-                # Lightning converts after it has read a checkpoint, whose float64 weights would be rounded on the way.
+                # Lightning converts only after reading a checkpoint, which would round its float64 weights.
                 model.double()
             if self.trainer.max_steps == -1 and self.trainer.max_epochs == -1:
                 raise ValueError(
@@ -352,7 +352,7 @@ class Session:
         left = [each.time_remaining() for each in callbacks if isinstance(each, Timer)]
         self.out_of_time = any(seconds is not None and seconds <= 0 for seconds in left)
         if self.trainer.strategy.broadcast(not self.folder.best.is_file()):
-            # No validation has found a better one: training ended before the first, or there is none.
+            # No validation has saved one: training ended before the first validation, or there is none.
             self.trainer.save_checkpoint(self.folder.best)
 
     @_refusals()
@@ -361,17 +361,17 @@ class Session:
 
         Args:
             checkpoint: file with the weights.
-            test: whether to test too.
-            log: whether the run's curves may get a point.
+            test: whether to test as well.
+            log: whether to add a point to the validation curves if they have none.
         """
         from zoo.loading.saved import read_checkpoint
 
         trainer, options = self.trainer, {"ckpt_path": checkpoint, "weights_only": True, "verbose": False}
-        # Reading the checkpoint sets curve and seconds back to when it was written.
+        # Reading the checkpoint resets curve and seconds to their values when it was written.
         trained_points, trained_seconds, begun = dict(self.curve.points), self.elapsed.seconds, time.perf_counter()
         splits = ("test", "val") if test else ("val",)
         with _ctrl_c():
-            # The curves of validation get a further point only if training, perhaps before it was resumed, left none.
+            # Add a point to the validation curves only if training, also before it was resumed, left none.
             loggers = trainer.loggers
             kept = (each for each in trainer.checkpoint_callbacks if isinstance(each, training.Checkpoints))
             has_validated = any(each.best_score is not None for each in kept)
@@ -402,7 +402,7 @@ class Session:
         }
 
     def _test_at_lengths(self) -> Metrics:
-        """Return scores at the task's test lengths, drawn in the same folder as the run's curves."""
+        """Return scores at the task's test lengths, and log them next to the run's curves."""
         batches = self._with_bars(self.data.length_batches(), "testing at length {}")
         scores = training.scores_at_lengths(self.trainer, self.model, batches)
         if not scores:
@@ -412,7 +412,7 @@ class Session:
         return {"at_length": {str(length): {name: score} for length, score in scores.items()}}
 
     def _test_segments(self) -> Metrics:
-        """Return scores of the segments, drawn in the same folder as the run's curves."""
+        """Return scores of each segment, and log them next to the run's curves."""
         batches = self._with_bars(self.data.segment_batches(), "testing at {}")
         scores = training.scores_apart(self.trainer, self.model, batches)
         if not scores:
@@ -422,7 +422,7 @@ class Session:
         return {"by_segment": {name: {**found, "chance": chance[name]} for name, found in scores.items()}}
 
     def _with_bars(self, batches: Iterator[tuple[Key, Any]], title: str) -> Iterator[tuple[Key, Any]]:
-        """Yield the test batches of each key, on a terminal with a bar if they take long."""
+        """Yield the test batches of each key, with a progress bar if they take long."""
         from tqdm.auto import tqdm
 
         disable = None if self.progress and self.trainer.is_global_zero else True
@@ -433,7 +433,7 @@ class Session:
 def build_trainer(
     command: Command, folder: RunFolder, measuring: Sequence[Callback], score: str, step: int | None, per_epoch: int
 ) -> L.Trainer:
-    """Build Lightning's Trainer from the command's options; to train, add our callbacks, logger and checkpoints.
+    """Build Lightning's Trainer from the command's options; for training, add our callbacks, logger and checkpoints.
 
     Args:
         command: command of the run.
@@ -441,7 +441,7 @@ def build_trainer(
         measuring: callbacks that measure the training.
         score: validation score that TensorBoard shows first.
         step: optimizer step to resume from; events of later steps are purged.
-        per_epoch: batches of an epoch.
+        per_epoch: number of batches per epoch.
     """
     from lightning.pytorch import Trainer
 
@@ -461,7 +461,7 @@ def build_trainer(
     elif isinstance(options["val_check_interval"], float) and options["check_val_every_n_epoch"] is None:
         options["check_val_every_n_epoch"] = 1
     if options["strategy"] in ("fsdp", training.SHARDED):
-        options["strategy"] = training.SHARDED  # Lightning's own fsdp is torch's first one, for GPUs only
+        options["strategy"] = training.SHARDED  # Lightning's own fsdp is torch's FSDP1, for GPUs only
     options["default_root_dir"] = options["default_root_dir"] or str(folder.run_dir)
     if command.test_only:
         options |= {"logger": False, "enable_checkpointing": False}
@@ -489,7 +489,7 @@ def build_trainer(
 
 
 def _check_steps(options: Mapping[str, Any], callbacks: Sequence[Callback]) -> None:
-    """Raise ValueError for options of the Trainer without a step, or callbacks that replace options of the run."""
+    """Raise ValueError for Trainer options that leave no step to train, or callbacks that override run options."""
     from lightning.pytorch import callbacks as known
 
     least = {"max_steps": -1, "max_epochs": -1, "accumulate_grad_batches": 1}
@@ -503,19 +503,19 @@ def _check_steps(options: Mapping[str, Any], callbacks: Sequence[Callback]) -> N
     instead = {
         known.BatchSizeFinder: "steps of one size; give --batch_size",
         known.GradientAccumulationScheduler: "steps of one size; give --trainer.accumulate_grad_batches",
-        known.LearningRateFinder: "the learning rate that it is given; give --lr, or sweep.py --tune lr=1e-4..1e-2",
+        known.LearningRateFinder: "a fixed learning rate; give --lr, or sweep.py --tune lr=1e-4..1e-2",
         known.StochasticWeightAveraging: "one schedule, from which it resumes exactly; give EMAWeightAveraging",
     }
     for kind, reason in instead.items():
         if any(isinstance(each, kind) for each in callbacks):
-            raise ValueError(f"trainer.callbacks: no {kind.__name__}, since a run has {reason}")
+            raise ValueError(f"trainer.callbacks: {kind.__name__} is not supported, because a run has {reason}")
 
 
 def _in_one_epoch(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Trainer's options for a run that counts steps, which is one epoch.
+    """Return the Trainer's options for a run of max_steps, which is one epoch.
 
     Raises:
-        ValueError: options that mean several epochs.
+        ValueError: options that make sense only with several epochs.
     """
     for name in ("min_epochs", "check_val_every_n_epoch"):
         if options[name] not in (None, 0, 1):
@@ -523,8 +523,8 @@ def _in_one_epoch(options: Mapping[str, Any]) -> dict[str, Any]:
                 f"trainer.{name}={options[name]}: a run of trainer.max_steps is one epoch; give trainer.max_epochs, or "
                 "trainer.min_steps and trainer.val_check_interval in steps"
             )
-    # By default Lightning never stops a run with min_steps before its first epoch is over. It takes a number of steps
-    # between validations only if check_val_every_n_epoch is None, and a share of an epoch only if it is not.
+    # By default Lightning does not stop a run with min_steps before its first epoch ends. val_check_interval may be a
+    # number of steps only if check_val_every_n_epoch is None, and a share of an epoch only if it is not.
     return {"min_epochs": 0, "check_val_every_n_epoch": 1 if isinstance(options["val_check_interval"], float) else None}
 
 
@@ -537,14 +537,14 @@ class Terminated(BaseException):
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    """Unwind as Ctrl-C does; a second signal ends the process."""
+    """Unwind the stack as Ctrl-C does; a second signal ends the process."""
     signal.signal(number, signal.SIG_DFL)
     raise Terminated(number)
 
 
 @contextmanager
 def _quiet_writers() -> Iterator[None]:
-    """Hide the error that ends TensorBoard's writing thread: the run meets the same error at its next write."""
+    """Hide the error that ends TensorBoard's writing thread: the run raises the same error at its next write."""
     usual = threading.excepthook
 
     def hook(died: threading.ExceptHookArgs) -> None:
@@ -560,7 +560,7 @@ def _quiet_writers() -> Iterator[None]:
 
 @contextmanager
 def _ctrl_c() -> Iterator[None]:
-    # Lightning turns a Ctrl-C that our callback does not see into a silent exit with status 1.
+    # Lightning turns a Ctrl-C that bypasses our callback into a silent exit with status 1.
     try:
         yield
     except SystemExit:
@@ -599,7 +599,7 @@ def show(metrics: Metrics, where: Path) -> Metrics:
 
 
 def resume_command(argv: Sequence[str]) -> str:
-    """Return the command that resumes an interrupted run: the same one, which finds the last checkpoint."""
+    """Return the command that resumes an interrupted run: the same one without --overwrite and --ckpt_path."""
     rest, arguments = [], iter(argv)
     for argument in arguments:
         if argument == "--ckpt_path":
@@ -616,8 +616,8 @@ def _fail(message: object, status: int) -> int:
 
 def _stopped(how: object, argv: Sequence[str], status: int) -> int:
     if not is_first_process():
-        # Only the first process reports it. Of another, Lightning takes a status other than 0 for a crash and ends all:
-        # wanted only before it has joined, since the first would wait for it.
+        # Only the first process reports. Lightning takes a nonzero status of any other for a crash and ends them all.
+        # That is right only before this process has joined the group, since the first would wait for it.
         return 0 if _has_joined() else status
     return _fail(f"{how}\nto resume: {resume_command(argv)}", status)
 
@@ -629,5 +629,5 @@ def _has_joined() -> bool:
 
 
 def _say(message: object) -> None:
-    with suppress(OSError):  # a log on the disk that is full
+    with suppress(OSError):  # standard error may be a log on the full disk
         print(f"{PROGRAM}: {message}", file=sys.stderr, flush=True)

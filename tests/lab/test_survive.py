@@ -381,7 +381,7 @@ def test_a_run_that_pauses_ends_as_if_it_never_had(tmp_path: Path, capsys: pytes
     # In between validations, at one by its share of the steps, again at the same step.
     for stop_at in ("3", "0.5", "0.5", "6"):
         assert go(tmp_path / "stopped", "--stop_at", stop_at) == 0
-    assert capsys.readouterr().out.count("has been at step 4 before") == 1
+    assert capsys.readouterr().out.count("has stopped at step 4 before") == 1
     assert go(tmp_path / "stopped", "--stop_at", "5") == 2
     assert "the run is at step 6 already and cannot stop at 5" in capsys.readouterr().err
     rungs = read_rungs(folder(tmp_path / "stopped"))

@@ -319,8 +319,14 @@ def test_the_command_to_resume_leaves_out_what_starts_anew() -> None:
         ("--trainer.accumulate_grad_batches -1", "trainer.accumulate_grad_batches must be positive, got -1"),
         ("--trainer.val_check_interval 0", "trainer.val_check_interval must be positive, got 0"),
         ("--trainer.max_time 00:00:00:00", "trainer.max_time must be positive, got 00:00:00:00"),
-        ("--trainer.callbacks LearningRateFinder", "no LearningRateFinder, since a run has the learning rate that"),
-        ("--trainer.callbacks BatchSizeFinder", "no BatchSizeFinder, since a run has steps of one size; give --batch"),
+        (
+            "--trainer.callbacks LearningRateFinder",
+            "LearningRateFinder is not supported, because a run has a fixed learning rate",
+        ),
+        (
+            "--trainer.callbacks BatchSizeFinder",
+            "BatchSizeFinder is not supported, because a run has steps of one size; give --batch",
+        ),
         (
             "--trainer.callbacks GradientAccumulationScheduler --trainer.callbacks.scheduling '{{0: 2}}'",
             "give --trainer.accumulate_grad_batches",
