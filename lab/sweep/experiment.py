@@ -140,7 +140,7 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
         return {key: values_of(source, key, value) for key, value in flags.items()}
 
     experiment = Experiment(
-        name=str(values.get("name", Path(path).stem)),
+        name=str(values.get("name") or Path(path).stem),
         grids=tuple(with_values(grid | shared) for grid in grids),
         fixed=fixed,
         tune=with_values(tune),
@@ -150,7 +150,7 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
         setting=setting,
         score=tuple(metrics),
         judged={key: values.get(key) for key in JUDGED},
-        **{key: " ".join(str(values.get(key, "")).split()) for key in ("prediction", "changed")},
+        **{key: " ".join(str(values.get(key) or "").split()) for key in ("prediction", "changed")},
     )
     if not experiment.flags:
         example = "'grid: {mixer: [attention]}'"

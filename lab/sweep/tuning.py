@@ -163,5 +163,6 @@ def window(
         high += 1
     at_end = low == 0 or high == len(rates) - 1
     at_least = at_end or None in (rates[low - 1]["good"], rates[high + 1]["good"])
-    octaves = math.log2(rates[high]["lr"] / rates[low]["lr"])
+    inside = [rate["lr"] for rate in rates[low : high + 1] if rate["lr"] > 0]  # zero is infinitely many octaves away
+    octaves = math.log2(inside[-1] / inside[0]) if inside else 0.0
     return {"score": score, "chance": chance, "rates": rates, "octaves": octaves, "at_least": at_least}

@@ -257,6 +257,13 @@ def test_an_experiments_file(tmp_path: Path) -> None:
     assert over.tune == {}
 
 
+def test_an_empty_key_of_an_experiments_file_is_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "heads.yaml"
+    file.write_text("name:\nprediction:\nchanged:\ngrid: {seed: 0-2}\n", encoding="utf-8")
+    read = read_experiment(file)
+    assert (read.name, read.prediction, read.changed) == ("heads", "", "")
+
+
 @pytest.mark.parametrize(
     ("content", "argv", "message"),
     [
@@ -781,6 +788,14 @@ def test_the_window_of_good_rates(
     assert (measured["octaves"], measured["at_least"]) == (pytest.approx(octaves), at_least)
     assert good is None or [rate["good"] for rate in measured["rates"]] == good
     assert window_text(measured) == f"{'≥ ' * at_least}{octaves:.1f}"
+
+
+@pytest.mark.parametrize(("losses", "octaves"), [([1.05, 1.0, 1.1, 9.0], 1), ([1.0, 9.0, 9.0, 9.0], 0)])
+def test_a_window_that_reaches_a_rate_of_zero_has_the_octaves_of_the_others(losses: list[float], octaves: int) -> None:
+    rates = [0.0, 1e-3, 2e-3, 4e-3]
+    found = {lr: {1.0: {"val": {"loss": loss}}} for lr, loss in zip(rates, losses, strict=True)}
+    measured = window(found, rates[losses.index(min(losses))], "loss")
+    assert (measured["octaves"], measured["at_least"]) == (pytest.approx(octaves), True)
 
 
 # One score over several tasks
