@@ -1,5 +1,5 @@
 """Sweeps: many runs of train.py.
 
-A command line (command) or a file (experiment) becomes a grid (grid, matching), whose runs are started (engine, forks),
-compared (tuning) and shown (board, summary, scores) by `lab.sweep.sweep`.
+`lab.sweep.sweep` reads a command line (command) or a file (experiment), expands it into a grid (grid, matching), starts
+the runs (engine, forks), compares them (tuning) and shows them (board, summary, scores).
 """

@@ -1,4 +1,4 @@
-"""The output of a sweep: tables, and lines while runs are in progress."""
+"""The progress of a sweep: a live table in a terminal, a line per finished run elsewhere."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Board:
 
     @contextmanager
     def live(self) -> Iterator[None]:
-        """Show the live table if the output is a terminal; a notebook asks for colours, but cannot redraw."""
+        """Show the live table if the output is a terminal; a notebook supports colours, but cannot redraw."""
         from rich.live import Live
 
         table = Live(get_renderable=self.table, console=self.console, refresh_per_second=1, transient=True)
@@ -42,7 +42,7 @@ class Board:
             yield
 
     def take(self, outcome: Outcome) -> None:
-        """Note how a run ended, and say so at once."""
+        """Record how a run ended, and print a line about it."""
         self.outcomes[outcome.job.folder] = outcome
         count = f"[{len(self.outcomes)}/{len(self.jobs)}]"
         if outcome.state == "done":
@@ -65,7 +65,7 @@ class Board:
         return f"about {duration(statistics.mean(took) * math.ceil(n_left / self.n_slots))} left"
 
     def table(self) -> Table:
-        """Return one line per run, up to the height of the terminal, in `ORDER`: running first."""
+        """Return a table with one line per run, in `ORDER`, cut to the height of the terminal."""
         rows = sorted((self._row(job) for job in self.jobs), key=lambda row: ORDER.index(row[1]))
         rows, everything = rows[: max(4, self.console.height - 8)], rows
         styles = (STYLES.get(row[1]) for row in rows)
@@ -77,7 +77,7 @@ class Board:
 
     @staticmethod
     def _result(outcome: Outcome) -> str:
-        """Return the score of a run, or the message of one without a score."""
+        """Return the score of a run, or its message if it has no score."""
         split = "test" if outcome.job.stop_at is None else "val"
         score = score_with_spread([outcome.job.metrics() or {}], split) if outcome.state == "done" else ""
         return f"{split} {score}" if score else outcome.message
@@ -92,7 +92,7 @@ class Board:
 
 
 def score_with_spread(found: Sequence[Mapping[str, Any]], split: str) -> str:
-    """Return the score of the runs in a split: mean, and spread if there are several; empty without numbers."""
+    """Return the runs' score on a split: mean, and spread over several runs; empty if none has a score."""
     name = score_of(found, split)
     values = numbers_at(found, split, name)
     return f"{name.replace('_', ' ')} {score_text(name, *mean_and_spread(values))}" if values else ""

@@ -1,4 +1,4 @@
-"""The command line of sweep.py: experiment files, flags of train.py, and how to run them."""
+"""The command line of sweep.py: experiment files, flags of train.py with several values, and flags of its own."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ Run train.py for every combination of the values given: on this machine, or on a
 
   --FLAG A,B,C                    any flag of train.py, with one value or several; [a,b] is one value,
                                   and so is a,b for a flag that takes a list, such as --task.test_lengths
-  --seed 0-4                      a range, both ends included, for any flag that counts
+  --seed 0-4                      a range of integers, both ends included, for any flag
   EXPERIMENT.yaml                 flags and values from a file (configs/experiment/); flags win over it
-  --setting NAME                  which of the file's settings, such as small or full
+  --setting NAME                  one of the file's settings, such as small or full
 
-  --tune lr=1e-4..1e-2            picked for each configuration by validation on its first seed; then tested.
-                                  LOW..HIGH:N are N values with equal ratios, by default two per decade; or a list
-                                  If a rate at an end is picked, rates beyond it are tried too
-  --tune_seeds 100,101            tune on the mean over seeds of their own, which are not tested
-  --rungs 1/8,1/4,1/2             shares of its steps after which the better half of the trials continues, from its
-                                  checkpoints; after the last share the best trial, as the first seed's run. All go on
-                                  while none is a tenth of the way from a guess to a perfect score. 1: all train to the
-                                  end. Default: the last of these three that halve the trials down to one
+  --tune lr=1e-4..1e-2            pick the value for each configuration by validation on its first seed, then test it.
+                                  LOW..HIGH:N means N log-spaced values, by default two per decade; or give a list.
+                                  If the best learning rate is at an end, rates beyond it are tried too
+  --tune_seeds 100,101            rank trials by their mean over these seeds, which are not tested
+  --rungs 1/8,1/4,1/2             shares of the steps after which the better half of the trials continues from its
+                                  checkpoints; after the last share only the best one, as the first seed's run. All
+                                  continue until one is a tenth of the way from a guess to a perfect score. 1: train all
+                                  to the end. Default: the last of these three, enough to halve the trials down to one
   --match params=1e6              choose d_model so that every model has this number of parameters (within 5 %)
-  --match state=64KiB             choose the mixer's state size (or d_model) so that every state has this many bytes
+  --match state=64KiB             choose the mixer's state size (or d_model) so that every state has this size
 
   --slots N                       runs at a time; default: the GPUs, or the cores
-  --per_device N                  or: runs at a time on each GPU; without a GPU, on the CPU
-  --engine ray [--address HOST]   as tasks of Ray, here or on a cluster whose nodes share this folder
-  --run_dir DIR  --name NAME      runs are kept in DIR/NAME (runs/<the experiment's name>)
+  --per_device N                  instead of --slots: runs at a time on each GPU; without a GPU, on the CPU
+  --engine ray [--address HOST]   run as tasks of Ray, here or on a cluster whose nodes share this folder
+  --run_dir DIR  --name NAME      keep the runs in DIR/NAME (runs/<the experiment's name>)
   --dry_run                       print the grid and stop
   --overwrite                     start every run anew
 
-The window of a tuned learning rate (docs/tuning.md) is the octaves over which the score, less chance, is within 90 % of
-the best (an error: the part of 1 that is explained; bits: at most 1/0.9 of the best), each rate compared at the last
-rung that it reached; "≥" if it reaches an end of the grid, or a rate at whose last rung none did better than a guess.
+The window of a tuned learning rate (docs/tuning.md) is the range of good rates around the best one, in octaves. A rate
+is good if its score, less chance, is at least 90 % of the best at the last rung that it reached (for an error: 1 - the
+error; for bits: at most 1/0.9 of the best). "≥" means that the window may be wider: it reaches an end of the grid, or a
+rate at whose last rung no trial beat a guess.
 
-An option of the grid that a mixer lacks is left out for it; one that is tuned all mixers must have. The same command
-continues. Exit status: 0 when every run is done, 1 when some failed, 2 for a command that is not valid, 130 when
-interrupted.
+An option of the grid that a mixer lacks is left out for it, but every mixer must have a tuned option. To resume, repeat
+the command. Exit status: 0 every run is done; 1 some failed; 2 invalid command line; 130 interrupted.
 
 examples:
   sweep.py --mixer attention,hybrid --mixer.n_heads 1,2,4 --task mqar --seed 0-4 --trainer.max_steps 500
@@ -66,7 +66,7 @@ examples:
 
 @dataclass
 class Request:
-    """A command line: experiments' files, flags with their values, and how to carry them out."""
+    """A parsed command line: files of experiments, flags of train.py with their values, and flags of sweep.py."""
 
     files: list[str] = field(default_factory=list)
     flags: dict[str, list[Any]] = field(default_factory=dict)
@@ -86,10 +86,10 @@ class Request:
 
     @classmethod
     def read(cls, argv: Sequence[str]) -> Request | None:
-        """Read a command line; return None if it asks for help.
+        """Parse a command line; return None if it asks for help.
 
         Raises:
-            UsageError: a flag without a value, invalid values of sweep.py's own flags.
+            UsageError: a flag without a value, an invalid value of one of sweep.py's own flags.
         """
         request = cls()
         for flag, value in read_flags(argv, ("help", *SWITCHES), request.files):
@@ -134,29 +134,29 @@ class Request:
             else:
                 self.match[name] = target(name, text)
         elif flag == "config":
-            # Every file is part of every run; paths hold wherever a run is started.
+            # Every run reads every file, through an absolute path, since a run may start in another folder.
             self.flags.setdefault("config", [[]])[0].append(str(Path(value).resolve()))
         else:
             self.flags[usual_flag(flag)] = values_of("", f"--{flag}", value)
 
     def experiments(self) -> list[Experiment]:
-        """Return the experiments of the files, each overridden by the command's flags; or one made only of the flags.
+        """Return the experiments of the files, overridden by the flags; without files, one experiment of the flags.
 
         Raises:
-            UsageError: neither files nor flags, files that are not valid.
+            UsageError: no files and no flags, or an invalid file.
         """
         if not self.files:
             if self.setting is not None:
                 raise UsageError(
-                    "--setting is for an experiment's file: name one, such as configs/experiment/tracking.yaml"
+                    "--setting needs the file of an experiment: give one, such as configs/experiment/tracking.yaml"
                 )
             if not self.flags and not self.tune and not self.match:
-                raise UsageError("nothing to run: give flags with values, or an experiment's file; see sweep.py --help")
+                raise UsageError("nothing to run: give flags with values, or the file of an experiment; see --help")
             bases = [Experiment(self.name or f"sweep-{digest([self.flags, self.tune, self.match], 8)}")]
         else:
             for file, (group, registry) in itertools.product(self.files, REGISTRIES.items()):
-                if file in [*registry]:  # not a target, which a path is too
-                    raise UsageError(f"{file} is no experiment's file; give --{group} {file}")
+                if file in [*registry]:  # a registered name; `in registry` would also accept paths
+                    raise UsageError(f"{file} is not the file of an experiment; give --{group} {file}")
             bases = [read_experiment(file, self.setting) for file in self.files]
         found = []
         for base in bases:

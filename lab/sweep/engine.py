@@ -1,8 +1,7 @@
-"""Run the jobs of a sweep: one process of train.py each, in slots of this machine or as tasks of Ray.
+"""Run the jobs of a sweep, each as a process of train.py, in slots of this machine or as tasks of Ray.
 
-A run's output goes to `log.txt` in its folder, from which progress and the reason of a failure are read. `done.json`
-next to it marks a run that is complete. A process that fails, is killed or runs out of memory affects no other run:
-each has a process of its own.
+A run's output goes to `log.txt` in its folder, which also shows its progress and the reason of a failure. `done.json`
+marks a complete run. If a process fails, is killed or runs out of memory, the other runs continue.
 """
 
 from __future__ import annotations
@@ -37,26 +36,26 @@ from zoo.report.files import as_json, write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ROOT / "train.py"
-COLUMNS = "120"  # of the bar in a log: narrower, it has no room for the metrics
+COLUMNS = "120"  # width of the progress bar in a log; a narrower one has no room for the metrics
 TAIL_LINES = 8
 NOT_STARTED = "not started"
 RAY_RETRIES = 3
-RAY_UNITS = 10_000  # parts of a GPU that Ray counts
-WAIT_FOR_OTHERS = 2.0  # seconds between two looks at a run that another process trains
+RAY_UNITS = 10_000  # Ray allots GPUs in ten-thousandths
+WAIT_FOR_OTHERS = 2.0  # seconds between attempts to start a run that another process trains
 State = Literal["done", "failed", "stopped"]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run to be carried out.
+    """A run to start, or to continue up to a rung.
 
     Attributes:
-        name: name that is shown.
+        name: displayed name.
         arguments: command line of the program.
         folder: the run's folder, as an absolute path, so that it is the same on every node.
-        stop_at: the share of its steps up to which the run is trained now; None trains to the end and tests.
-        expected: numbers that the metrics must have, such as the planned parameters.
-        cwd: folder to which relative paths among the arguments refer.
+        stop_at: share of the steps at which to stop; None trains to the end and tests.
+        expected: numbers that the metrics must contain, such as the planned number of parameters.
+        cwd: working directory, for relative paths among the arguments.
         program: train.py, or a program that writes the same metrics to the folder.
     """
 
@@ -70,19 +69,19 @@ class Job:
 
     @property
     def command(self) -> list[str]:
-        """The command that is started."""
+        """The command to start, as a list of words."""
         switch = [] if self.stop_at is None else [f"--stop_at={self.stop_at}"]
         return [sys.executable, str(self.program), *self.arguments, *switch]
 
     def metrics(self) -> Metrics | None:
-        """Return the metrics of the run, at `stop_at` if that is given; None if it has not come so far."""
+        """Return the metrics at `stop_at`, or of the finished run; None if it has not come so far."""
         try:
             return read_metrics(self.folder) if self.stop_at is None else rung_at(self.folder, self.stop_at)
         except ValueError:
             return None
 
     def touched_since(self, moment: float) -> bool:
-        """Return whether anything was logged since a moment of `time.time()`: the run has started."""
+        """Return whether the run has started since `moment`, a value of `time.time()`: it has logged something."""
         try:
             return (self.folder / LOG).stat().st_mtime >= moment
         except OSError:
@@ -90,7 +89,7 @@ class Job:
 
     @property
     def is_done(self) -> bool:
-        """Whether the run is as far as this job asks for; a whole one is tested, and `done.json` marks it."""
+        """Whether the run has reached `stop_at`; without it, whether it is tested and marked by `done.json`."""
         if self.stop_at is not None:
             return self.metrics() is not None
         metrics = self.metrics() if (self.folder / DONE).is_file() else None
@@ -99,9 +98,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended. A trial that diverged is done.
+    """How a job ended; a trial that diverged counts as done.
 
-    `message` is why it ended so, `tail` the last lines of its log, both empty for a run that is done as planned.
+    Attributes:
+        job: the job.
+        state: "done", "failed" or "stopped".
+        seconds: wall time of this attempt.
+        message: reason; empty for a run that is done as planned.
+        tail: last lines of the log; empty for a run that is done.
     """
 
     job: Job
@@ -112,23 +116,23 @@ class Outcome:
 
 
 class Stop:
-    """Whether the sweep was asked to end: once, runs save and stop; twice, they are killed."""
+    """Requests to end the sweep: after the first, runs save and stop; after the second, they are killed."""
 
     def __init__(self) -> None:
         self.soft, self.hard = threading.Event(), threading.Event()
 
     def ask(self) -> None:
-        """Ask once more."""
+        """Add a request."""
         (self.hard if self.soft.is_set() else self.soft).set()
 
 
 def run_job(job: Job, environment: Mapping[str, str], stop: Stop | None = None) -> Outcome:
-    """Carry out one run in a process of its own and mark it when done.
+    """Run a job in a separate process, and mark the run when it is done.
 
     Args:
         job: the run.
-        environment: variables besides this process's own.
-        stop: asks for an early end; an exception in this thread (a cancelled Ray task) does so too.
+        environment: environment variables added to this process's own.
+        stop: requests for an early end; an exception in this thread (a cancelled Ray task) also stops the run.
     """
     stop = stop or Stop()
     if stop.soft.is_set():
@@ -143,14 +147,14 @@ def run_job(job: Job, environment: Mapping[str, str], stop: Stop | None = None) 
                 begin = log.tell()
                 status = _wait(_start(job, {"COLUMNS": COLUMNS, **environment}, log), stop)
                 in_use = status == 2 and IN_USE in "".join(tail_lines(job.folder / LOG, begin))
-                # Another sweep trains this run: wait for it, and take its result.
+                # Another process trains this run: try again until it has ended, then use its result.
                 if not in_use or stop.soft.wait(WAIT_FOR_OTHERS):
                     break
         seconds = time.monotonic() - start
         if (metrics := job.metrics()) is not None and (status == 0 or "diverged" in metrics):
             for name, planned in job.expected.items():
                 if "diverged" not in metrics and metrics.get(name) != planned:
-                    return Outcome(job, "failed", seconds, f"{name} is {metrics.get(name)}, planned was {planned}")
+                    return Outcome(job, "failed", seconds, f"{name} is {metrics.get(name)}, but {planned} was planned")
             if job.stop_at is not None:
                 return Outcome(job, "done", seconds, str(metrics.get("diverged", "")))
             done = {"command": shlex.join(job.command), "seconds": seconds, "metrics": METRICS}
@@ -169,7 +173,7 @@ def _start(job: Job, environment: Mapping[str, str], log: IO[bytes]) -> subproce
     _, program, *argv = job.command
     if Path(program) == TRAIN and can_fork(environment):
         return Fork(argv, job.cwd, job.folder / LOG, environment)
-    # A session of its own: a Ctrl-C in the terminal reaches the sweep alone, which asks each run to save.
+    # In a new session, so that a Ctrl-C in the terminal reaches only the sweep, which then asks each run to save.
     return subprocess.Popen(
         job.command,
         cwd=job.cwd,
@@ -183,8 +187,8 @@ def _start(job: Job, environment: Mapping[str, str], log: IO[bytes]) -> subproce
 
 
 _PR_SET_PDEATHSIG = 1
-# A sweep (or a Ray worker) that is killed outright asks nobody to stop; on Linux the kernel does it instead, so that
-# the same command finds no run still at work in its folder. Windows refuses any function here.
+# A sweep (or a Ray worker) that is killed cannot stop its runs; on Linux the kernel does it instead, so that the same
+# command finds no run still training in its folder. Windows allows no preexec_fn.
 _END_WITH_PARENT = (
     functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, int(signal.SIGTERM))
     if sys.platform == "linux"
@@ -210,11 +214,11 @@ def _wait(process: subprocess.Popen[bytes] | Fork, stop: Stop) -> int:
 
 
 def reason(status: int) -> str:
-    """Say why a process ended with a status that is not zero."""
+    """Return in words why a process without metrics ended with this exit status."""
     if status == 0:
         return f"ended without {METRICS}"
     if status == REQUEUE:
-        return "stopped by a signal from elsewhere, its checkpoint saved"
+        return "stopped by a signal from outside the sweep; its checkpoint is saved"
     number = -status if status < 0 else status - 128
     if number not in set(signal.Signals):
         return f"exit status {status}"
@@ -224,7 +228,7 @@ def reason(status: int) -> str:
 
 
 def tail_lines(log: Path, begin: int = 0) -> list[str]:
-    """Return the last lines of a log from byte `begin` on, with only the last state of a redrawn progress bar."""
+    """Return the last lines of a log after byte `begin`, with only the last state of a redrawn progress bar."""
     try:
         with log.open("rb") as file:
             file.seek(max(begin, log.stat().st_size - 16384))
@@ -239,7 +243,7 @@ _BAR = re.compile(r"training: .*?(\d+)/(\d+) \[[\d:]+<([\d:?]+), [^,\]]*(?:, ([^
 
 
 def progress(job: Job) -> tuple[str, str, str]:
-    """Return step, metrics and time left as the bar in a job's log last showed them; empty before training."""
+    """Return step, metrics and time left from the progress bar in a job's log; empty before training."""
     for line in reversed(tail_lines(job.folder / LOG)):
         if found := _BAR.search(line):
             step, steps, left, metrics = found.groups("")
@@ -258,9 +262,10 @@ def slot_environments(n_slots: int | None, use_gpus: bool, per_device: int | Non
     If OMP_NUM_THREADS is set already, each run uses that number of threads.
 
     Args:
-        n_slots: how many; default the GPUs, or the cores. More slots than GPUs share them.
-        use_gpus: whether the runs would take a GPU.
-        per_device: in place of n_slots, how many on each GPU; without a GPU, on the CPU.
+        n_slots: number of slots; default the number of GPUs, or of cores. If there are more slots than GPUs, slots
+            share a GPU.
+        use_gpus: whether the runs use a GPU if there is one.
+        per_device: instead of n_slots, number of slots per GPU; without a GPU, on the CPU.
     """
     import joblib
     import torch
@@ -274,9 +279,9 @@ def slot_environments(n_slots: int | None, use_gpus: bool, per_device: int | Non
 
 
 def run_local(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]], stop: Stop) -> Iterator[Outcome]:
-    """Run jobs on this machine, one in each slot at a time; yield outcomes as they come.
+    """Run jobs on this machine, one per slot at a time; yield outcomes as they come.
 
-    Threads wait for the processes: a pool of processes would die with the first that is killed.
+    Threads wait for the processes, because a pool of processes would break as soon as one is killed.
     """
     from joblib import Parallel, delayed
 
@@ -292,21 +297,21 @@ def run_local(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]], stop: Sto
             free.put(slot)
 
     pool = Parallel(n_jobs=len(slots), backend="threading", return_as="generator_unordered")
-    # joblib's own type for what a generator yields is Any or None.
+    # joblib annotates the items of its generator as Any or None.
     yield from cast(Iterator[Outcome], pool(delayed(in_a_slot)(job) for job in jobs))
 
 
 def check_cluster(address: str, use_gpus: bool, per_device: int | None = None) -> None:
-    """Make sure that the Ray cluster at an address answers, takes the token, and has the GPUs that runs are to share.
+    """Check that the Ray cluster at an address answers, accepts the token, and has GPUs if runs are to share them.
 
     Args:
         address: address of the cluster.
-        use_gpus: whether the runs would take a GPU.
-        per_device: runs that share a GPU; default one.
+        use_gpus: whether the runs use a GPU if there is one.
+        per_device: number of runs that share a GPU; default one.
 
     Raises:
         MissingExtraError: Ray is not installed.
-        UsageError: no cluster answers, or it refuses the token; per_device without GPUs.
+        UsageError: no cluster answers, or it refuses the token; per_device is given, but there are no GPUs.
     """
     ray = require_extra("ray", "ray")
     is_host_and_port = ":" in address and "://" not in address
@@ -316,7 +321,7 @@ def check_cluster(address: str, use_gpus: bool, per_device: int | None = None) -
     except ray.exceptions.AuthenticationError:
         raise UsageError(
             f"the Ray cluster at {address} refuses the token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the "
-            "file that its head was started with"
+            "token file with which its head node was started"
         ) from None
     except Exception as error:  # noqa: BLE001 - Ray raises a plain one if it does not start in time
         raise UsageError(f"no Ray cluster at {address}: {error}") from None
@@ -331,8 +336,8 @@ def check_cluster(address: str, use_gpus: bool, per_device: int | None = None) -
 
 @contextmanager
 def _connected(ray: Any, address: str | None, n_cpus: int | None = None) -> Iterator[None]:
-    """Connect to a cluster, or start a Ray here, until the context ends."""
-    # Without an address a Ray of its own: one that runs here for something else has other resources.
+    """Connect to a cluster, or start Ray on this machine, until the context ends."""
+    # Without an address start a new Ray: one that already runs here may have other resources.
     options = {"address": address or "local", "logging_level": "ERROR", "log_to_driver": False}
     options |= {} if address else {"num_cpus": n_cpus, "include_dashboard": False}
     try:
@@ -353,19 +358,19 @@ def run_ray(
     use_gpus: bool,
     per_device: int | None = None,
 ) -> Iterator[Outcome]:
-    """Carry out jobs as tasks of Ray: on a cluster, or on this machine with one in each slot at a time.
+    """Run jobs as tasks of Ray: on a cluster, or on this machine with one per slot at a time.
 
-    A run takes a GPU, or its share of one, if the cluster has any, else its threads' share of the cores. The runs of a
-    lost node are started again on another, `RAY_RETRIES` times, and resume from their last checkpoints. Every node must
-    see this checkout and the run folders under the same paths.
+    A run reserves a GPU, or its share of one, if the cluster has any, and one core per thread. The runs of a lost node
+    restart on another, up to `RAY_RETRIES` times, and resume from their last checkpoints. Every node must see this
+    checkout and the run folders under the same paths.
 
     Args:
         jobs: the runs.
         slots: see `slot_environments`.
-        stop: asks for an early end.
+        stop: requests for an early end.
         address: address of a cluster; None starts Ray here.
-        use_gpus: whether the runs would take a GPU.
-        per_device: runs that share a GPU; default one.
+        use_gpus: whether the runs use a GPU if there is one.
+        per_device: number of runs that share a GPU; default one.
 
     Raises:
         MissingExtraError: Ray is not installed.

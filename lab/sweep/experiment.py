@@ -1,22 +1,22 @@
-"""An experiment: flags of train.py with their values, from a command line or from a file.
+"""An experiment: flags of train.py with their values, read from a command line or a YAML file.
 
-The file is YAML:
+The keys of the file:
 
     name: staircase                   # default: the file's name
     prediction: one sentence
     changed: changes made after results had been seen, and why
     fixed: {task: ssm_teacher, trainer.max_steps: 300}     # flags of every run
     grid: {mixer.n_heads: [1, 2, 4], seed: 0-4}            # flags with several values; all combinations
-    grids: [{...}, {...}]                                  # the union of several; grid then holds what they share
+    grids: [{...}, {...}]                                  # the union of several grids; grid then has shared flags
     tune: {lr: 1e-4..1e-2}            # or a list
     tune_seeds: 100,101               # see --tune_seeds
     rungs: [1/8, 1/4, 1/2]            # see --rungs
     match: {params: 1e6}
-    score: [accuracy_macro, accuracy]                      # one number for each model over all tasks (lab.sweep.scores)
+    score: [accuracy_macro, accuracy]                      # one number per model over all tasks (lab.sweep.scores)
     settings: {small: {...}, full: {...}}                  # overrides of any key above, chosen by --setting
     setting: full                                          # the default of --setting
 
-Keys are flags of train.py without the dashes, dotted or nested as you like.
+Flags of train.py have no dashes here, and may be dotted or nested.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ JUDGED = (
     *("question", "source", "refuted_by", "probes", "checks", "plot", "found", "effect"),
     *("recipe", "published"),
 )
-"""Keys of an experiment's file that a sweep only carries to its judge (`lab.experiments.spec`)."""
+"""Keys of an experiment's file that a sweep ignores and `lab.experiments.spec` reads."""
 OF_A_SETTING = (
     *("prediction", "changed", "fixed", "grid", "grids", "tune", "tune_seeds", "rungs", "match", "score"),
     *JUDGED,
@@ -52,17 +52,16 @@ class Experiment:
 
     Attributes:
         name: name of the sweep's folder.
-        grids: each a mapping of flags to lists of values; the runs are the union of their products.
-        fixed: flags of every run; a grid's own value wins.
-        tune: flags whose value each configuration picks by validation.
-        tune_seeds: seeds of the trials, which are no runs; default the first seed of the runs.
+        grids: mappings of flags to lists of values; the runs are the union of the grids' products.
+        fixed: flags of every run; the value of a grid takes precedence.
+        tune: values of the flags that validation picks for each configuration.
+        tune_seeds: seeds for tuning only; default the first seed of the runs.
         rungs: shares of the steps after which the better half of the trials continues; default `usual_rungs`.
-        match: "params" or "state" (bytes) with the number that each mixer's width is chosen for.
-        setting: which of the file's settings this is.
+        match: target of "params" or "state" (bytes), for which each mixer's width is chosen.
+        setting: the chosen setting of the file.
         prediction: the expected result, in words.
         changed: changes made after results had been seen, and why.
-        score: metrics of the test split by which each model gets one number over all tasks; the first one also picks
-            what is tuned.
+        score: test metrics, each averaged over all tasks for each model; tuning ranks trials by the first one.
         judged: the values of `JUDGED`, as read.
     """
 
@@ -81,17 +80,17 @@ class Experiment:
 
     @property
     def flags(self) -> set[str]:
-        """The flags that it gives values, those that are tuned left out."""
+        """The flags of `fixed` and `grids`, without the tuned ones."""
         return {*self.fixed, *(key for grid in self.grids for key in grid)}
 
     @property
     def shape(self) -> str:
-        """A digest of all that decides its results besides the grid."""
+        """A digest of everything besides the grid that decides the results."""
         parts = [self.fixed, self.match, self.tune, self.rungs, *([self.tune_seeds] if self.tune_seeds else [])]
         return digest(parts, 12)
 
     def overridden(self, flags: Mapping[str, list[Any]]) -> Experiment:
-        """Return the same experiment with some flags overridden."""
+        """Return the experiment with these flags in place of its own."""
 
         def rest(values: Mapping[str, Any]) -> dict[str, Any]:
             return {key: value for key, value in values.items() if key not in flags}
@@ -101,10 +100,10 @@ class Experiment:
 
 
 def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
-    """Read an experiment's file, in one of its settings.
+    """Read the file of an experiment, in one of its settings.
 
     Raises:
-        UsageError: a file that cannot be read, unknown keys, an unknown or missing setting, a flag without values.
+        UsageError: an unreadable file, an unknown key, an unknown or missing setting, a flag without values.
     """
     values, source = read_mapping(path), str(path)
     check_keys(source, values, KEYS)
@@ -159,10 +158,10 @@ def read_experiment(path: str | Path, setting: str | None = None) -> Experiment:
 
 
 def check_keys(source: str, values: Any, valid: Sequence[str]) -> None:
-    """Refuse what is no mapping, and a key that is not valid.
+    """Check that values are a mapping with valid keys.
 
     Raises:
-        UsageError: either of these.
+        UsageError: no mapping, or an unknown key.
     """
     if not isinstance(values, Mapping):
         raise UsageError(f"{source}: expected a mapping, got {values!r}")
@@ -180,7 +179,7 @@ def _mapping(source: str, key: str, value: Any) -> dict[str, Any]:
 
 
 def _flags(source: str, key: str, value: Any) -> dict[str, Any]:
-    """Flatten nested or dotted flags to dotted ones, by their usual names."""
+    """Flatten nested flags to dotted ones, and shorten mixer.name to mixer and task.name to task."""
     return {usual_flag(name): each for name, each in flatten(_mapping(source, key, value))}
 
 
@@ -192,8 +191,8 @@ def usual_flag(name: str) -> str:
 def values_of(source: str, flag: str, value: Any) -> list[Any]:
     """Return the values of a flag, given as a list or as text with commas.
 
-    In both, 0-4 or 0..4 is a range with both ends, and 1e-4..1e-2:5 five values from end to end with equal ratios,
-    rounded to two digits between the ends; without a number two for each decade.
+    In both, 0-4 or 0..4 is a range with both ends; 1e-4..1e-2:5 means five log-spaced values, rounded to two digits
+    between the ends; without a number there are two per decade.
 
     >>> values_of("", "seed", "0-2,7"), values_of("", "mixer.pattern", "[lstm,attention],[lstm]")
     ([0, 1, 2, 7], [['lstm', 'attention'], ['lstm']])
@@ -201,7 +200,7 @@ def values_of(source: str, flag: str, value: Any) -> list[Any]:
     ([0.0001, 0.00032, 0.001, 0.0032, 0.01], [0.001, 0.002, 0.004, 0.008])
 
     Raises:
-        UsageError: no value at all, ends that are not in order.
+        UsageError: no values, or ends that do not ascend.
     """
     if isinstance(value, str):
         try:
@@ -215,7 +214,7 @@ def values_of(source: str, flag: str, value: Any) -> list[Any]:
 
 
 def seeds_of(source: str, flag: str, value: Any) -> tuple[int, ...]:
-    """Return the seeds that a flag gives, as `values_of` does.
+    """Return the seeds of a flag, in the syntax of `values_of`.
 
     Raises:
         UsageError: a seed that is not a whole number.

@@ -1,6 +1,6 @@
-"""Start runs of train.py as forks of a process that has imported everything: a run of seconds waits for no imports.
+"""Start runs of train.py as forks of a process that has already imported everything, which saves seconds per run.
 
-A fork is a process like any other. It is asked to save if the sweep that started it is killed outright.
+A fork gets SIGTERM, on which it saves, if the sweep that started it is killed.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 _ONE_AT_A_TIME = threading.Lock()
-"""Held while a fork starts or its status is read: a start asks all others how they ended, and each can say so once."""
+"""Held while a fork starts or its status is read. Starting one also collects the statuses of the others, and each can
+be collected only once."""
 
 PRELOADED = ("lab.training", "rich.table", "torch.utils.tensorboard", "tasks.datamodule", "zoo.training.module")
 
 
 class Fork:
-    """A run of train.py in a process of its own, used as a `subprocess.Popen` is.
+    """A run of train.py in a separate process, with the interface of `subprocess.Popen`.
 
     Args:
         argv: the arguments of train.py.
-        cwd: folder to which relative paths among them refer.
+        cwd: working directory, for relative paths among the arguments.
         log: file to which the output is appended.
-        environment: variables besides this process's own.
+        environment: environment variables added to this process's own.
     """
 
     def __init__(self, argv: Sequence[str], cwd: Path, log: Path, environment: Mapping[str, str]) -> None:
         context = multiprocessing.get_context("forkserver")
-        # lab.training comes first: it sets what torch reads when it is imported.
+        # lab.training comes first: it sets an environment variable that torch reads on import.
         context.set_forkserver_preload(list(PRELOADED))
         settings = {**os.environ, **environment}
         self._process = context.Process(target=_run, args=(list(argv), str(cwd), str(log), settings))
@@ -42,10 +43,10 @@ class Fork:
         self.terminate, self.kill = self._process.terminate, self._process.kill
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end and return the exit status, below zero for a signal.
+        """Wait for the end and return the exit status, negative for a signal.
 
         Raises:
-            TimeoutExpired: it has not ended by then.
+            TimeoutExpired: the process has not ended in time.
         """
         if not wait([self._process.sentinel], timeout):
             raise subprocess.TimeoutExpired("train.py", timeout or 0.0)
@@ -57,7 +58,7 @@ class Fork:
 
 
 def can_fork(environment: Mapping[str, str]) -> bool:
-    """Whether a run may be a fork: not on Windows, and not on a GPU, whose driver no fork survives."""
+    """Return whether a run may be a fork: not on Windows, and not on a GPU, because CUDA does not survive a fork."""
     return "forkserver" in multiprocessing.get_all_start_methods() and "CUDA_VISIBLE_DEVICES" not in environment
 
 

@@ -1,6 +1,6 @@
-"""The runs of a sweep: the grid of an experiment's flags, checked whole before it starts.
+"""Expand an experiment into the grid of its runs, and check all of them before the first one starts.
 
-train.py's parser (`lab.config.parse`) decides which values a flag takes, and each model is built without storage.
+train.py's parser (`lab.config.parse`) checks the values of flags, and each model is built once without storage.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from lab.sweep.tuning import Window
 from zoo.errors import UsageError
 from zoo.report.numbers import plain
 
-# A sweep decides these for each run, or they make no sense for many.
-_NAMING = ("config", "mixer", "task")  # decide which options there are
+_NAMING = ("config", "mixer", "task")
+"""Flags on which it depends which options exist."""
 NOT_SWEPT = {"run_dir", *TOP} - {"config"}
+"""Flags that a sweep sets for each run, or that are useless for several runs."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """The part of a run that seeds share: checked flags, and the sizes of the model that they describe.
+    """A run without its seed: checked flags, and the sizes of their model.
 
     Attributes:
         options: flags of train.py with their values, without seed and run_dir.
@@ -47,10 +48,10 @@ class Configuration:
 
     @classmethod
     def of(cls, options: Mapping[str, Any], run_dir: Path) -> Configuration:
-        """Parse the flags as train.py would, and build task and model, the latter without storage.
+        """Parse the flags as train.py does, and build the task and, without storage, the model.
 
         Raises:
-            UsageError: options that train.py would refuse; names the run.
+            UsageError: options that train.py rejects; the message describes the run.
         """
         try:
             command = parse([*arguments(options), f"--run_dir={run_dir}"])
@@ -59,10 +60,10 @@ class Configuration:
             raise UsageError(f"{label(options)}: {error}") from error
 
     def matched(self, match: Mapping[str, float], declared: Iterable[str], run_dir: Path) -> Configuration:
-        """Return the same with widths for which its sizes are as asked; see `lab.sweep.matching.matched`.
+        """Return the configuration with widths that match the sizes; see `lab.sweep.matching.matched`.
 
         Raises:
-            UsageError: there are none; names the run.
+            UsageError: no widths match; the message describes the run.
         """
         if not match:
             return self
@@ -72,16 +73,16 @@ class Configuration:
             raise UsageError(f"{label(self.options)}: {error}") from error
         found = Configuration.of(self.options | widths, run_dir)
         if missed := misses(found.command.config, match):
-            raise UsageError(f"{label(found.options)}: cannot match {', '.join(missed)}: other options hold the width")
+            raise UsageError(f"{label(found.options)}: cannot match {', '.join(missed)}: other options fix the width")
         return found
 
     @property
     def key(self) -> str:
-        """A key that is equal for configurations with the same runs."""
+        """A key that configurations with the same runs share."""
         return self._folder.name
 
     def folder(self, seed: int) -> RunFolder:
-        """Return the folder of the run of one seed."""
+        """Return the folder of the run with a seed."""
         return replace(self._folder, seed=seed)
 
     @functools.cached_property
@@ -91,16 +92,16 @@ class Configuration:
 
 @dataclass
 class GridPoint:
-    """A configuration of the grid with its seeds and, with --tune, the trials that it chooses from.
+    """A configuration of the grid with its seeds and, with --tune, its trials.
 
     Attributes:
-        configuration: the grid's options.
+        configuration: the configuration without tuned options.
         seeds: seeds of its runs.
         tune_seeds: seeds of its trials.
-        trials: the configuration with each value of what is tuned.
+        trials: the configuration with each combination of tuned values.
         left: the trials that no rung has dropped, best first.
-        picked: the trial that is run on every seed, once it is known.
-        window: window of the learning rates, once one is picked.
+        picked: the best trial, to be run on every seed; None until it is known.
+        window: window of the learning rates; None until one is picked.
     """
 
     configuration: Configuration
@@ -113,13 +114,13 @@ class GridPoint:
 
     @property
     def chosen(self) -> Configuration | None:
-        """The configuration that is run on every seed; None while or if none is picked."""
+        """The configuration to run on every seed; None if a trial has not been picked."""
         return self.picked if self.trials else self.configuration
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The points of an experiment's grid, and notes on the options that were left out."""
+    """The points of an experiment's grid, and notes on omitted options."""
 
     points: list[GridPoint]
     left_out: list[str]
@@ -129,18 +130,17 @@ class Grid:
 
     @property
     def n_runs(self) -> int:
-        """Configurations times seeds."""
+        """Number of runs of all configurations and seeds, without trials."""
         return sum(len(point.seeds) for point in self.points)
 
 
 def expand(experiment: Experiment, run_dir: Path) -> Grid:
-    """Return all runs of an experiment. Options that a mixer or task lacks are left out; equal runs become one.
+    """Return all runs of an experiment. Options that a mixer or task lacks are left out; equal runs are merged.
 
-    Several values of an option that takes a list are one list, as for train.py, unless there is a list among them.
+    For an option that takes a list, several values form one list, as in train.py, unless one of them is a list.
 
     Raises:
-        UsageError: an option that no mixer of the grid has, values that train.py would refuse, numbers that cannot be
-            matched.
+        UsageError: an option that no mixer of the grid has, values that train.py rejects, sizes that cannot be matched.
     """
     for key in {key for grid in (experiment.fixed, *experiment.grids) for key in grid} & NOT_SWEPT:
         raise UsageError(f"--{key} cannot be swept; give it to train.py")
@@ -161,7 +161,7 @@ def expand(experiment: Experiment, run_dir: Path) -> Grid:
         found: dict[str, Configuration] = {}
         for choice in product(experiment.tune) if experiment.tune else ():
             trial = Configuration.of(configuration.options | choice, run_dir)
-            if experiment.match and misses(trial.command.config, experiment.match):  # what is tuned sets a size
+            if experiment.match and misses(trial.command.config, experiment.match):  # a tuned option changes the size
                 trial = of_size({**options, **choice})
             found.setdefault(trial.key, trial)
         return [*found.values()]
@@ -205,12 +205,12 @@ def expand(experiment: Experiment, run_dir: Path) -> Grid:
 
 
 def product(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Return all combinations of the values, a mapping each."""
+    """Yield each combination of the values as a mapping."""
     return (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
 
 
 def arguments(options: Mapping[str, Any]) -> list[str]:
-    """Write options as train.py's flags."""
+    """Return options as flags of train.py."""
     return [
         f"--{key}={flag_text(value)}"
         for key, values in options.items()
@@ -219,7 +219,7 @@ def arguments(options: Mapping[str, Any]) -> list[str]:
 
 
 def label(options: Mapping[str, Any]) -> str:
-    """Describe a configuration in a few words: attention mixer.n_heads=2."""
+    """Describe a configuration: attention mixer.n_heads=2."""
     names = [str(options[key]) for key in REGISTRIES if key in options]
     rest = [f"{key}={plain(value)}" for key, value in options.items() if key not in REGISTRIES]
     return " ".join([*names, *rest]) or "the default"

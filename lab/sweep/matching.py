@@ -1,4 +1,4 @@
-"""Measure the size of a model, and find the width at which parameters or state have a given size."""
+"""Measure a model's parameters and state, and find the width at which they have a given size."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from lab.build import build_task, model_options
 from zoo.errors import UsageError, unknown
 
 TOLERANCE = 0.05
-# What is matched, and its name in metrics.json.
 SIZES = {"params": "params", "state": "state_bytes"}
-# What sets the size of a mixer's state while its width stays: the first one that the mixer declares.
+"""Names in metrics.json of the quantities that --match accepts."""
 STATE_OPTIONS = ("d_state", "d_inner", "window", "d_key", "d_head")
+"""Options that set the size of a mixer's state at fixed d_model; --match uses the first one that the mixer has."""
 WIDEST = 16384
 REACH = 512
-"""Widths that are tried for the next one that divides into heads."""
+"""Number of widths to try for one that is divisible into heads."""
 ROUNDS = 5
+"""Alternations between the width for the parameters and the width for the state."""
 UNITS = {"": 1, "B": 1, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def target(quantity: str, value: Any) -> float:
-    """Read the number to match, from 1e6, 1M, 65536 or 64KiB.
+    """Read a number to match, such as 1e6, 1M, 65536 or 64KiB.
 
     >>> target("state", "64KiB"), target("params", 1e6)
     (65536.0, 1000000.0)
 
     Raises:
-        UsageError: a quantity other than params or state, or no positive number.
+        UsageError: a quantity other than params or state, or a number that is not positive.
     """
     if quantity not in tuple(SIZES):
         raise UsageError(unknown("quantity to match", quantity, tuple(SIZES)))
@@ -43,12 +44,12 @@ def target(quantity: str, value: Any) -> float:
 
 
 def sizes(config: Mapping[str, Any], *wanted: str) -> dict[str, Any]:
-    """Return `params` and `state_bytes` (or those that are wanted) of the model of a complete configuration.
+    """Return `params` and `state_bytes`, or only the wanted ones, of the model of a complete configuration.
 
-    The model is made of tensors without storage, so that large models cost no memory.
+    The model is built without storage, so large models cost no memory.
 
     Raises:
-        ValueError: options that the task or the model refuses.
+        ValueError: options that the task or the model rejects.
     """
     from zoo.backbone import Backbone
 
@@ -59,7 +60,7 @@ def sizes(config: Mapping[str, Any], *wanted: str) -> dict[str, Any]:
 
 @functools.cache
 def _size(size: str, options: str, seq_len: int) -> int | None:
-    """Measure a model by its options as JSON: many runs of a grid have the same."""
+    """Measure a model given its options as JSON; cached, since many runs of a grid share a model."""
     import torch
 
     from zoo.backbone import Backbone
@@ -76,13 +77,13 @@ def matched(
 ) -> dict[str, int]:
     """Return widths, by their flags, at which parameters or bytes of state match, within `TOLERANCE`.
 
-    Parameters are matched by d_model, and where heads make its steps too coarse, by d_channel after it; the state by
-    the first of the mixer's `STATE_OPTIONS` that is not given, else by d_model.
+    d_model sets the parameters; if divisibility by heads makes its steps too coarse, d_channel corrects the rest. The
+    first of `STATE_OPTIONS` that the mixer has and that is not given sets the state; without one, d_model.
 
     Args:
-        config: complete, as train.py has it.
-        match: "params" or "state" with the number.
-        given: flags that stay as they are.
+        config: complete configuration.
+        match: target number of "params" or "state".
+        given: flags to keep.
         declared: flags that the mixer has.
 
     Raises:
@@ -97,10 +98,10 @@ def matched(
         if quantity == "state":
             del knobs[quantity][1:]
     if "state" in match and sizes(config, "state_bytes")["state_bytes"] is None:
-        raise ValueError("--match state: the mixer does not stream, and the bytes of its state are unknown")
+        raise ValueError("--match state: the mixer does not stream, so the size of its state is unknown")
     found: dict[str, int] = {}
     config = dict(config)
-    # The width that one quantity needs moves the other: alternate until both hold.
+    # Changing one width also changes the other quantity: alternate until both match.
     for _ in range(ROUNDS):
         before = dict(found)
         for quantity, wanted in match.items():
@@ -127,7 +128,7 @@ def misses(config: Mapping[str, Any], match: Mapping[str, float]) -> dict[str, i
 
 
 def _width(config: Mapping[str, Any], knob: str, size: str, wanted: float) -> int:
-    """Return the value of `knob` that brings a size nearest; by bisection, since sizes grow with every width."""
+    """Return the value of `knob` whose size is nearest, by bisection, since sizes grow with every width."""
     refusals: list[Exception] = []
 
     @functools.cache

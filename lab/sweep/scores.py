@@ -1,6 +1,6 @@
-"""One number for each model of a sweep over several tasks: the mean over the tasks of the mean over a task's grid.
+"""Score each model of a sweep over several tasks: the mean over tasks of the mean over a task's grid.
 
-A grid point counts by the mean over its seeds; with --tune by the configuration that validation picked there.
+The value of a grid point is the mean over its seeds; with --tune, of the configuration that validation picked.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Point:
 
     Attributes:
         task: the task's name in the registry.
-        options: flags in which the sweep's configurations differ, with their values.
+        options: flags that differ between the sweep's configurations, with their values.
         planned: number of planned seeds.
-        found: metrics of the seeds that are done.
+        found: metrics of the finished seeds.
         window: window of good learning rates, as in the sweep's index; None if none was tuned.
     """
 
@@ -39,7 +39,7 @@ class Point:
     window: Mapping[str, Any] | None = None
 
     def value(self, metric: str) -> float | None:
-        """Return the mean over the seeds in the test split; None until all seeds are done."""
+        """Return the mean test score over the seeds; None until all seeds are done."""
         values = numbers_at(self.found, "test", metric)
         return statistics.mean(values) if len(values) == self.planned else None
 
@@ -50,14 +50,14 @@ Scored: TypeAlias = dict[str, Any]
     {"model": {"mixer": "lstm"},
      "accuracy": {"score": 0.7, "tasks": {"mqar": {"done": 3, "planned": 3, "mean": 0.7, "window_octaves": 3.3}}}}
 
-"model" has the flags that distinguish it from the others. By each metric, "score" is the mean over the tasks, null
-until every grid point is done. "done" and "planned" count a task's grid points; "mean" is over
-those that are done, "window_octaves" the median over those whose learning rate was tuned, null without any.
+"model" has the flags that distinguish it from the others. Under each metric, "score" is the mean over the tasks, null
+until every grid point is done. "done" and "planned" count a task's grid points; "mean" is the mean over the finished
+ones, "window_octaves" the median over those with a tuned learning rate, null without any.
 """
 
 
 def model_flags(points: Sequence[Point]) -> list[str]:
-    """Return the flags that distinguish models: they are no option of a task and differ at the same grid point."""
+    """Return the flags that distinguish models: they belong to no task, and differ at the same grid point."""
     options = dict.fromkeys(flag for point in points for flag in point.options)
     flags = [flag for flag in options if flag.partition(".")[0] not in ("task", "config")]
     values: dict[tuple[str, str], set[str]] = {}
@@ -99,9 +99,9 @@ def _over_tasks(points: Iterable[Point], metric: str) -> dict[str, Any]:
 
 
 def score_table(found: Sequence[Scored], metrics: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Return heads and rows: the flags that distinguish models, each task by the first metric, the score by each.
+    """Return headings and rows: a model's flags, the first metric on each task, and the score by each metric.
 
-    A mean over a part of the grid shows its number of points; the score stays empty until all are done.
+    An incomplete mean shows its number of grid points; the score stays empty until all are done.
     """
     flags = list(dict.fromkeys(flag for each in found for flag in each["model"]))
     tasks = list(dict.fromkeys(task for each in found for task in each[metrics[0]]["tasks"]))

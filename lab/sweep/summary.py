@@ -1,4 +1,4 @@
-"""The tables of a sweep: its grid before it starts, its results with seeds together, scores over several tasks."""
+"""The tables of a sweep: its grid before it starts, then results averaged over seeds, and scores over tasks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZES = ("parameters", "state bytes")
 
 
 def show_grid(sweep: Sweep) -> None:
-    """Print the grid: configurations, seeds, sizes, how many runs."""
+    """Print the grid: configurations, seeds, sizes, number of runs."""
     console, experiment, grid = make_console(), sweep.experiment, sweep.grid
     title = f"{experiment.name}{f' ({experiment.setting})' if experiment.setting else ''}"
     rows = [
@@ -48,12 +48,12 @@ def show_grid(sweep: Sweep) -> None:
         rungs = ", ".join(f"{rung:.4g}" for rung in sweep.rungs)
         seeds = range_text(sweep.grid.points[0].tune_seeds)
         text = f"{configurations} x {trials} on seed {seeds}, halved after {rungs} of the steps, then {runs}"
-        text += " of the picked"
+        text += " with the picked values"
     say(console, f"{text}, kept in {sweep.folder}")
 
 
 def show_summary(sweep: Sweep) -> None:
-    """Print results, averaged over seeds, and failed runs; with `score`, write each model's score over all tasks."""
+    """Print results averaged over seeds, and failed runs; with `score`, also write each model's score over tasks."""
     console, name = make_console(), sweep.experiment.name
     points = [(point.chosen or point.configuration, point.seeds) for point in sweep.grid.points]
     leaks = [sweep.leak(configuration, seeds) for configuration, seeds in points]
@@ -76,7 +76,7 @@ def show_summary(sweep: Sweep) -> None:
 
 
 def _summary(sweep: Sweep, leaks: Sequence[str]) -> tuple[list[str], list[list[str]], str]:
-    """Return headings, rows and alignment of the table of configurations, seeds together; those with a leak marked."""
+    """Return headings, rows and alignment of the table of configurations; mark those that read later positions."""
     keys = [*sweep.varying, *sweep.experiment.tune]
     with_window = RATE in sweep.experiment.tune
     rows = []
@@ -85,7 +85,7 @@ def _summary(sweep: Sweep, leaks: Sequence[str]) -> tuple[list[str], list[list[s
         found = sweep.metrics(configuration, point.seeds)
         score = score_of(found, "test", "val")
         facts = {name: numbers_at(found, name) for name in FACTS.values()}
-        # The sizes are known before any run is done, but for the state of a mixer that does not stream.
+        # Sizes are known before any run is done, except for the state of a mixer that does not stream.
         sizes = {"params": configuration.params, "state_bytes": configuration.state_bytes}
         facts |= {name: [] if size is None else [size] for name, size in sizes.items()}
         seconds = numbers_at(found, "seconds")
@@ -112,7 +112,7 @@ def _points(sweep: Sweep) -> list[Point]:
     points = []
     for each in sweep.grid.points:
         configuration = each.chosen or each.configuration
-        # What is matched or tuned follows from the model and the grid point.
+        # Matched and tuned options follow from the model and the grid point, so they do not distinguish models.
         options = {flag: value for flag, value in configuration.options.items() if flag in sweep.experiment.flags}
         task, found = configuration.command.config["task"]["name"], sweep.metrics(configuration, each.seeds)
         points.append(Point(task, options, len(each.seeds), found, each.window))
@@ -120,12 +120,12 @@ def _points(sweep: Sweep) -> list[Point]:
 
 
 def _cells(configuration: Configuration, keys: Iterable[str]) -> list[str]:
-    """Return the values of options, empty for an option that the configuration lacks."""
+    """Return the values of options as text; empty for an option that the configuration lacks."""
     options = configuration.options
     return [plain(options[key]) if options.get(key) is not None else "" for key in keys]
 
 
 def range_text(seeds: Sequence[int]) -> str:
-    """Return 0-4 for seeds without a gap, else 0,2,4."""
+    """Return 0-4 for three or more consecutive seeds, else 0,2,4."""
     whole = len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
     return f"{seeds[0]}-{seeds[-1]}" if whole else ",".join(map(str, seeds))

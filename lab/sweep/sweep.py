@@ -1,8 +1,8 @@
-"""Many runs of train.py: `python sweep.py --mixer attention,lstm --mixer.n_heads 1,2 --seed 0-4`; `--help` says more.
+"""Start many runs of train.py: `python sweep.py --mixer attention,lstm --mixer.n_heads 1,2 --seed 0-4`; see `--help`.
 
-The grid is printed and checked before anything starts. Then each run is a process of its own (`lab.sweep.engine`). A
-failure is reported and stops no other run, and the same command continues with the runs that are not done. The sweep's
-folder `<run_dir>/<name>[/<setting>]/` holds the runs, as train.py lays them out, and their index `sweep.json`.
+The grid is checked and printed before anything starts. Each run is a separate process (`lab.sweep.engine`): if one
+fails, the others continue. The same command resumes the runs that are not done. The sweep's folder
+`<run_dir>/<name>[/<setting>]/` holds the run folders of train.py and their index `sweep.json`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from zoo.signals import CTRL_C, SCHEDULER, handled
 
 @ends_unread
 def main(argv: Sequence[str]) -> int:
-    """Carry out a command line; see HELP for the exit status."""
+    """Run a command line and return the exit status; see HELP."""
     try:
         request = Request.read(argv)
         if request is None:
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     status = 0
     stop = Stop()
-    # Ctrl-C, or a scheduler, asks the runs to save and stop; a second signal kills them.
+    # The first signal, Ctrl-C or a scheduler's, makes the runs save and stop; a second one kills them.
     with handled((CTRL_C, *SCHEDULER), lambda *_: stop.ask()):
         for sweep in planned:
             try:
@@ -87,15 +87,15 @@ def main(argv: Sequence[str]) -> int:
 
 @dataclass
 class Sweep:
-    """One experiment being carried out.
+    """The execution of one experiment.
 
     Attributes:
         experiment: the flags with their values.
         request: the command line.
-        folder: holds the runs and their index.
+        folder: folder of the runs and their index.
         grid: the runs, with --tune also the trials.
-        varying: options in which the configurations differ; tables show these.
-        outcomes: outcomes of jobs that have ended, by run folder.
+        varying: options that differ between configurations, which tables show.
+        outcomes: outcomes of ended jobs, by run folder.
     """
 
     experiment: Experiment
@@ -108,11 +108,10 @@ class Sweep:
 
     @classmethod
     def plan(cls, experiment: Experiment, request: Request) -> Sweep:
-        """Check everything that can be refused, before anything runs or is written.
+        """Expand the experiment and check everything, before anything runs or is written.
 
         Raises:
-            UsageError: see `expand`; a folder that holds a run of another configuration or of other data; a trial
-                past a rung.
+            UsageError: see `expand` and `_check_rungs`; a folder holds a run of another configuration or other data.
         """
         folder = request.run_dir.expanduser().resolve() / experiment.name / (experiment.setting or "")
         for key in experiment.tune:
@@ -123,7 +122,7 @@ class Sweep:
             point.left = list(point.trials)
             point.tune_seeds = experiment.tune_seeds or point.seeds[:1]
             if experiment.tune_seeds and (judged := {*point.seeds} & {*point.tune_seeds}):
-                raise UsageError(f"--tune_seeds: {min(judged)} is a seed of the runs; tune on seeds of their own")
+                raise UsageError(f"--tune_seeds: {min(judged)} is a seed of the runs; give seeds that are not tested")
         for point in grid.points if not request.overwrite else ():
             for each in point.trials or [point.configuration]:
                 folders = {seed: each.folder(seed) for seed in (*point.seeds, *point.tune_seeds)}
@@ -134,7 +133,7 @@ class Sweep:
                     for begun in there:
                         begun.check_data(fingerprint)
         options = [configuration.options for configuration, _ in grid]
-        # An option that is matched is shown even if it comes out alike for all.
+        # A matched option is shown even if it comes out the same for all.
         varying = [
             key
             for key in dict.fromkeys(key for each in options for key in each)
@@ -146,29 +145,29 @@ class Sweep:
         return sweep
 
     def _check_rungs(self) -> None:
-        """Check that each trial has a score at every rung that it has passed, so that all are compared there.
+        """Check that each trial has a score at every rung that it has passed, so that trials can be compared there.
 
         Raises:
-            UsageError: a trial has none, because an earlier sweep had other rungs; names the first.
+            UsageError: a trial lacks a score, because an earlier sweep had other rungs.
         """
         for point in self.grid.points:
             for trial, seed in itertools.product(point.trials, point.tune_seeds):
                 folder = trial.folder(seed).path
-                # A trial that diverged may not have come so far; one that ended early has its last score at every rung.
+                # A trial may have diverged before a rung. If it ended early, its last score counts at every later rung.
                 noted = {each["stop_at"]: "diverged" not in each for each in read_rungs(folder)}
                 ended = read_fields(folder / METRICS)
                 shares = [share for share, reached in noted.items() if reached and isinstance(share, float)]
                 last = END if ended and not ended.get("stopped_early") else max(shares, default=0.0)
                 if missed := [rung for rung in self.rungs if rung < last and rung not in noted]:
                     raise UsageError(
-                        f"{folder} has no score at {missed[0]:g} of its steps, where trials are compared, and is at "
-                        f"{last:g} already: give the --rungs and seeds as before, another --name, or --overwrite"
+                        f"{folder} has no score at {missed[0]:g} of its steps, where trials are compared, but has "
+                        f"reached {last:g}: give the same --rungs and seeds as before, another --name, or --overwrite"
                     )
 
-    # Carrying out
+    # Running
 
     def run(self, stop: Stop) -> None:
-        """Run everything: with --tune first the trials of each configuration, then the picked ones on every seed."""
+        """Run everything: with --tune, first the trials, then the best one of each configuration on every seed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.experiment.tune:
             self._tune(stop)
@@ -179,14 +178,14 @@ class Sweep:
             for point in self.grid.points
             if (chosen := point.chosen) is not None
         ]
-        # Every configuration's first seed comes before any second one: an unfinished sweep compares all.
+        # The first seed of every configuration comes before any second seed: an unfinished sweep can compare all.
         by_seed = [job for nth in itertools.zip_longest(*jobs) for job in nth if job is not None]
         self._carry_out(by_seed, stop, "runs")
         self.write_index()
 
     @property
     def use_gpus(self) -> bool:
-        """Whether any run would take a GPU."""
+        """Whether any run uses a GPU if there is one."""
         return any(each.command.config["trainer"]["accelerator"] != "cpu" for each, _ in self.grid)
 
     def _job(self, configuration: Configuration, seed: int, stop_at: float | None = None) -> Job:
@@ -199,7 +198,7 @@ class Sweep:
         return Job(name, (*flags, *(["--overwrite"] if anew else [])), folder, stop_at, expected)
 
     def describe(self, options: Mapping[str, Any]) -> str:
-        """Describe a configuration by the options in which it differs from the others."""
+        """Describe a configuration by its options that differ from the others'."""
         keys = [*self.varying, *self.experiment.tune]
         shown = {key.removeprefix("mixer."): options[key] for key in keys if key in options}
         return label(shown) if shown else ""
@@ -216,7 +215,7 @@ class Sweep:
         if not waiting:
             say(make_console(), f"{what}: all {len(jobs)} are done already")
             return
-        # Threads are shared among all slots even if the last runs leave some empty: results depend on their number.
+        # The threads per run depend on all slots, even if some stay empty: the number of threads affects results.
         slots = slot_environments(self.request.slots, self.use_gpus, self.request.per_device)[: len(waiting)]
         board = Board(waiting, len(slots))
         say(board.console, f"{what}: {len(waiting)} to do, {len(done)} done already, {len(slots)} at a time")
@@ -237,18 +236,18 @@ class Sweep:
 
     @functools.cached_property
     def rungs(self) -> tuple[float, ...]:
-        """The shares of the steps after which the better half of the planned trials of a configuration continues."""
+        """Shares of the steps after which the better half of a configuration's trials continues."""
         return self.experiment.rungs or usual_rungs(max(len(point.trials) for point in self.grid.points))
 
     @property
     def unpicked(self) -> list[GridPoint]:
-        """The configurations of which no trial is left."""
+        """The configurations with no trial left."""
         return [point for point in self.grid.points if point.trials and not point.left]
 
     def _tune(self, stop: Stop) -> None:
         """Choose each configuration's best trial by validation, rung by rung (`lab.sweep.tuning`)."""
         for rung in dict.fromkeys((*self.rungs, END)):
-            # A single trial has no rival: it continues as the run.
+            # A single trial has no rival: it continues as the first seed's run.
             compared = [point for point in self.grid.points if len(point.left) > 1 or rung == self.rungs[0]]
             jobs = [
                 self._job(*each, rung) for point in compared for each in itertools.product(point.left, point.tune_seeds)
@@ -282,7 +281,7 @@ class Sweep:
             say(console, f"{name}: {self._measure(point, point.picked)}")
 
     def _extend(self, stop: Stop) -> None:
-        """Try rates beyond the grid where the best trial lies at its end, while each is better than the last."""
+        """If the best trial is at an end of the grid, try rates beyond it as long as each is better than the last."""
         rung = self.rungs[-1]
         for _ in range(MOST_BEYOND):
             further: list[tuple[GridPoint, Configuration]] = []
@@ -309,18 +308,18 @@ class Sweep:
                 point.left = [pair[i] for i in promoted(found, score, rung, rung, guess)[:1]]
 
     def _rivals(self, point: GridPoint, best: Configuration) -> list[Configuration]:
-        """Return the trials that differ from one in the learning rate only."""
+        """Return the trials that differ from the best one only in the learning rate."""
         kept = {option: best.options[option] for option in self.experiment.tune if option != RATE}
         return [each for each in point.trials if kept.items() <= each.options.items()]
 
     def _measure(self, point: GridPoint, best: Configuration) -> str:
-        """Measure the window of learning rates around the trial that was picked, and return what was found in words."""
+        """Measure the window of learning rates around the picked trial, and return a line that describes the choice."""
         (score, guess), tune = self._judged_by(point), self.experiment.tune
         rung, metrics = max(self._noted_by(point, best).items())
         values = {each: number_at(metrics, "val", each) for each in dict.fromkeys((score, "loss"))}
         shown = ", ".join(f"{each.replace('_', ' ')} {score_text(each, value)}" for each, value in values.items())
         if RATE in tune:
-            # Of several options that are tuned, the others stay as they were picked.
+            # If several options are tuned, the others keep their picked values.
             rivals = self._rivals(point, best)
             found = {each.options[RATE]: noted for each in rivals if (noted := self._noted_by(point, each))}
             point.window = window(found, best.options[RATE], score, guess)
@@ -332,7 +331,7 @@ class Sweep:
         return f"picked {chosen} by validation on {where} among {len(point.trials)}: {shown}"
 
     def _noted_by(self, point: GridPoint, trial: Configuration) -> dict[float, Metrics]:
-        """Return the metrics of a trial by each rung that it reached."""
+        """Return the metrics of a trial, averaged over its seeds, by each rung that all seeds reached."""
         every = []
         for folder in (trial.folder(seed).path for seed in point.tune_seeds):
             if folder not in self._noted:
@@ -342,35 +341,35 @@ class Sweep:
         return {rung: dict(averaged([each[rung] for each in every])) for rung in reached}
 
     def _judged_by(self, point: GridPoint) -> tuple[str, float | None]:
-        """Return the score that decides between trials, and the score of guessing among the tokens that were read."""
+        """Return the score that ranks trials and, for an accuracy, the score of guessing among the tokens read."""
         from lab.build import trivial_guess
 
         found = (metrics for trial in point.trials for metrics in self._noted_by(point, trial).values())
         score = (*self.experiment.score, score_of(found, "val"))[0]
         guess = trivial_guess(point.configuration.command.config, "guess_among_read")
-        # A single token that was read can be named without fail: there is no guess to beat.
+        # If only one token is read, that guess is always right, so it is no baseline.
         return score, guess if score == "accuracy" and guess is not None and guess < 1 else None
 
     # Results
 
     @property
     def failed(self) -> list[Outcome]:
-        """The runs that failed, and those that do not have the matched size."""
+        """The runs that failed or do not have the planned size."""
         return [outcome for outcome in self.outcomes.values() if outcome.state == "failed"]
 
     def ended(self, configuration: Configuration, seed: int) -> Outcome | None:
-        """Return how a run ended; None before, also if it has only stopped at a rung."""
+        """Return how a run ended; None before its end, even if it has stopped at a rung."""
         outcome = self.outcomes.get(configuration.folder(seed).path)
         return outcome if outcome is not None and outcome.job.stop_at is None else None
 
     def metrics(self, configuration: Configuration, seeds: Iterable[int]) -> list[Metrics]:
-        """Return the metrics of the runs of a configuration that are done."""
+        """Return the metrics of the finished runs of a configuration."""
         outcomes = [self.ended(configuration, seed) for seed in seeds]
         found = [outcome.job.metrics() for outcome in outcomes if outcome and outcome.state == "done"]
         return [metrics for metrics in found if metrics is not None]
 
     def leak(self, configuration: Configuration, seeds: Iterable[int]) -> str:
-        """Tell how the model of a configuration reads later positions, as its runs noted; empty if it does not."""
+        """Describe how a configuration's model reads later positions, as its runs recorded; empty if it does not."""
         folders = [configuration.folder(seed).path for seed in seeds]
         return next((leak for each in folders if (leak := read_fields(each / ENVIRONMENT).get(LEAK))), "")
 
@@ -404,7 +403,7 @@ class Sweep:
         write_atomically(self.folder / INDEX, as_json(index))
 
     def _rung_scores(self, point: GridPoint, trial: Configuration, names: Iterable[str]) -> list[dict[str, Any]]:
-        """Return each rung that a trial reached, with some scores by validation, or why it diverged."""
+        """Return each rung that a trial reached, with its validation scores, or why it diverged."""
         return [
             {"rung": rung, "step": metrics.get("step")}
             | (

@@ -1,8 +1,8 @@
 """Successive halving on validation, and the window of good learning rates that it measures.
 
 All trials of a configuration train up to the first rung, a share of all steps. The better half continues from its
-checkpoints to the next rung, and so on; all continue while none does better than a guess. A rung is a stop, no shorter
-schedule: the last trial left is the run of its seed, which trains to the end and is tested. Nothing is trained twice.
+checkpoints to the next rung, and so on; all continue while none beats a guess. A rung is a stop, not a shorter
+schedule: the last trial left trains to the end and is tested, as the run of its seed. Nothing is trained twice.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from lab.run.score import GOOD, LEFT, level, merit, merits, skill
 from zoo.errors import UsageError
 
 RUNGS = (0.125, 0.25, 0.5)
-"""The default rungs: the last ones of these, as few as halve the trials down to one."""
+"""Default rungs; `usual_rungs` takes the last ones, enough to halve the trials down to one."""
 MOST_BEYOND = 4
-"""Rates that are tried beyond an end of the grid, one after the other, as long as each is the best so far."""
+"""Maximum number of rates to try beyond an end of the grid."""
 END = 1.0
-"""The rung of trials that the other rungs could not tell apart."""
+"""Last rung, the end of training, for trials that no earlier rung could separate."""
 RATE = "lr"
-"""The option that a window is of."""
+"""Option whose window is measured."""
 
 
 def rungs_of(source: str, value: Any) -> tuple[float, ...]:
@@ -34,7 +34,7 @@ def rungs_of(source: str, value: Any) -> tuple[float, ...]:
     ((0.25, 0.5), (0.5, 1.0))
 
     Raises:
-        UsageError: no shares, or not in this order.
+        UsageError: shares that do not ascend or lie outside (0, 1].
     """
     try:
         parts = value if isinstance(value, list) else str(value).split(",")
@@ -58,16 +58,16 @@ def usual_rungs(n_trials: int) -> tuple[float, ...]:
 def promoted(
     metrics: Sequence[Mapping[str, Any] | None], score: str, rung: float, last: float, guess: float | None = None
 ) -> list[int]:
-    """Return which trials continue after a rung, the best first: half of them, rounded up; one after the last rung.
+    """Return the trials that continue after a rung, best first: half of them, rounded up; one after the last rung.
 
-    The first of equal trials continues. Trials that diverged or failed (None) never do. While none does better than a
-    guess, all continue, at most to the end.
+    Of equal trials the first continues. Trials that diverged or failed (None) never continue. As long as none beats a
+    guess, all others continue, at most to the end.
 
     Args:
         metrics: metrics of each trial at the rung.
-        score: name of the score that they are judged by.
-        rung: the share of the steps that they have been trained for.
-        last: the last of the rungs.
+        score: name of the score that ranks them.
+        rung: share of the steps that they have trained for.
+        last: the last rung.
         guess: see `beats_guessing`.
     """
     found = {i: each for i, each in enumerate(metrics) if each and "diverged" not in each}
@@ -78,7 +78,7 @@ def promoted(
 
 
 def averaged(found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the metrics of a trial as the mean over its seeds; it diverged if one of them did."""
+    """Return the metrics of a trial with validation averaged over its seeds; if a seed diverged, its metrics."""
     lost = [each for each in found if "diverged" in each]
     if len(found) == 1 or lost:
         return (lost or found)[0]
@@ -88,9 +88,9 @@ def averaged(found: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def beyond(rates: Sequence[float], best: float) -> float | None:
-    """Return the next rate beyond the end of a grid at which the best one lies; None if it lies between two others.
+    """Return the next rate beyond an end of the grid if the best rate is at that end, else None.
 
-    None too where there is no other rate to two digits: beside zero, or beside a rate so near.
+    Also None if rounding to two digits gives no new rate, or if the best rate or its neighbour is zero.
 
     >>> beyond([1e-3, 2e-3, 4e-3], 4e-3), beyond([1e-3, 2e-3, 4e-3], 1e-3), beyond([1e-3, 2e-3, 4e-3], 2e-3)
     (0.008, 0.0005, None)
@@ -104,14 +104,14 @@ def beyond(rates: Sequence[float], best: float) -> float | None:
 
 
 def beats_guessing(metrics: Iterable[Mapping[str, Any]], score: str, guess: float | None = None) -> bool:
-    """Return whether any trial is a tenth of the way from a guess to a perfect score, by validation.
+    """Return whether any trial's validation score is a tenth of the way from a guess to a perfect score.
 
-    A loss or a perplexity has no such way: there the answer is yes.
+    Always true for a loss or a perplexity, which have no level for guessing.
 
     Args:
-        metrics: metrics of the trials that are compared.
-        score: name of the score that they are judged by.
-        guess: the accuracy of guessing among the tokens that were read; default chance, which ignores the input.
+        metrics: metrics of the compared trials.
+        score: name of the score that ranks them.
+        guess: accuracy of guessing among the tokens read; default chance, which ignores the input.
     """
     for each in metrics:
         chance = each.get("chance") if guess is None else guess
@@ -127,23 +127,23 @@ Window: TypeAlias = dict[str, Any]
     {"score": "accuracy", "chance": 0.02, "octaves": 3.3, "at_least": true,
      "rates": [{"lr": 0.001, "rung": 0.5, "score": 0.9, "good": true}, ...]}
 
-"rates" are ascending, each at the last rung that its trial reached, a share of the steps: "score" is by validation
-there, null for one that diverged; "good" is whether it is within 90 % of the best at the same rung
-(`lab.run.score.skill`), null if no rate did better than a guess there. "octaves" lie between the least and the
-greatest of the good ones next to each other around the best; "at_least" is whether they reach an end of the grid, or
-a rate whose "good" is null, so that the window may be wider.
+"rates" ascend, each at the last rung that its trial reached, as a share of the steps. "score" is the validation score
+there, null if the trial diverged. "good" is whether its skill (`lab.run.score.skill`) is at least 90 % of the best at
+the same rung, null if no rate beat a guess there. "octaves" measures the contiguous range of good rates around the best
+one, a rate of zero left out. "at_least" is whether the range reaches an end of the grid or a rate whose "good" is null,
+so that the window may be wider.
 """
 
 
 def window(
     found: Mapping[float, Mapping[float, Mapping[str, Any]]], best: float, score: str, guess: float | None = None
 ) -> Window:
-    """Measure the window around the rate that was picked.
+    """Measure the window around the picked rate.
 
     Args:
         found: metrics of the trials, by rate and rung.
-        best: the rate that was picked.
-        score: name of the score that the rates are judged by.
+        best: the picked rate.
+        score: name of the score that ranks the rates.
         guess: see `beats_guessing`.
     """
     every = [(rung, metrics) for rungs in found.values() for rung, metrics in rungs.items()]

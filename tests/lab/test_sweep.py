@@ -286,9 +286,9 @@ def test_an_empty_key_of_an_experiments_file_is_no_text(tmp_path: Path) -> None:
         ("grid: {run_dir: [a, b]}", "", "--run_dir cannot be swept"),
         ("grid: [", "", "not valid YAML"),
         (None, "", "nothing to run"),
-        (None, "--setting small", "--setting is for an experiment's file"),
+        (None, "--setting small", "--setting needs the file of an experiment"),
         (None, "nowhere.yaml", "nowhere.yaml: cannot be read"),
-        (None, "attention", "attention is no experiment's file; give --mixer attention"),
+        (None, "attention", "attention is not the file of an experiment; give --mixer attention"),
         (None, "--mixer", "--mixer needs a value"),
         (None, "--mixer lstm --no_test", "--no_test cannot be swept"),
         (None, "--mixer ,", "--mixer has no values"),
@@ -373,7 +373,7 @@ def test_what_fails_is_reported_and_stops_no_other(tmp_path: Path, stand_in: Any
     assert outcomes["3"].message == "killed by SIGSEGV"
     assert outcomes["4"].message == "ended without metrics.json"
     assert f"cannot write {tmp_path / 'file' / 'run'}" in outcomes["run"].message
-    assert outcomes["sized"].message == "params is 1, planned was 11"
+    assert outcomes["sized"].message == "params is 1, but 11 was planned"
     assert [job.folder.name for job in jobs if job.is_done] == ["0", "5", "6"]
     assert reason(75).startswith("stopped by a signal")
 
@@ -579,7 +579,7 @@ def test_a_learning_rate_is_picked_by_validation_and_the_others_are_never_tested
     argv = shlex.split("--mixer gru --seed 3,4 --tune lr=1e-3,1e-2,1e-1 --name tuned")
     assert go(tmp_path, *argv) == 0
     printed = capsys.readouterr().out
-    assert "3 trials on seed 3, halved after 0.25, 0.5 of the steps, then 2 runs of the picked" in printed
+    assert "3 trials on seed 3, halved after 0.25, 0.5 of the steps, then 2 runs with the picked values" in printed
     picked = "picked lr=0.01 by validation on seed 3 after 0.5 of the steps among 3: perplexity 7, loss 0.5; window "
     assert picked in printed
     assert states[0] == ["waiting"] * 2  # the first seed has stopped at the last rung, and is not done
@@ -608,7 +608,7 @@ def test_trials_that_cannot_be_compared_at_the_rungs_of_more_of_them_are_refused
     index = (tmp_path / "tuned" / "sweep.json").read_bytes()
     assert json.loads(index)["rungs"] == [0.5]  # with the rate beyond the grid, three trials
     assert go(tmp_path, *argv, "lr=1e-3,2e-3,4e-3,8e-3") == 2  # two, at 0.25 and 0.5
-    assert "has no score at 0.25 of its steps, where trials are compared, and is at " in error_line(capsys, "sweep.py")
+    assert "has no score at 0.25 of its steps, where trials are compared, but has reached " in error_line(capsys, "sweep.py")
     assert (tmp_path / "tuned" / "sweep.json").read_bytes() == index
     assert go(tmp_path, *argv, "lr=1e-3,2e-3,4e-3,8e-3", "--rungs", "1/2") == 0
     assert [run["options"]["lr"] for run in runs_of(tmp_path / "tuned") if run["kind"] == "run"] == [0.002]

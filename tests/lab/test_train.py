@@ -334,7 +334,7 @@ def test_the_command_to_resume_leaves_out_what_starts_anew() -> None:
         (
             "--trainer.callbacks StochasticWeightAveraging --trainer.callbacks.swa_lrs 1 "
             "--trainer.callbacks.device null",
-            "trainer.callbacks: no StochasticWeightAveraging",
+            "StochasticWeightAveraging is not supported",
         ),
         ("--figures_every -1", "figures_every must not be negative, got -1"),
         ("--threads -2", "--threads must be a positive integer, got -2"),
