@@ -1,1 +1,1 @@
-"""The experiments of configs/experiment/: what each predicts, and the verdict that its runs give."""
+"""The experiments of configs/experiment/: predictions, and verdicts on them from runs."""

@@ -1,4 +1,4 @@
-"""The mixer and the probe of the experiment sinks: attention after a token without content."""
+"""The mixer and the probe of the experiment sinks: attention with a learned first token that carries no content."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from zoo.mixers.attention import Attention, AttentionState, Position
 from zoo.ops.attention import attend
 
 N_SEQUENCES = 256
-"""Of the test split, over which a term is held at its mean."""
+"""Number of test sequences over which a term is averaged."""
 
 
 class BosAttention(Attention):
-    """Softmax attention over a sequence that begins with a token of the layer's own, which it learns.
+    """Softmax attention over a sequence that begins with a learned token, one per layer.
 
-    The token is what BOS at the head of every sequence is to a layer of a causal model: a vector that depends on no
-    input. Here no label is spent on it, and inputs stay as they are.
+    Like BOS in a causal model, the token is a first vector that does not depend on the input. The inputs and labels of
+    the task stay as they are.
 
     Args:
         d_model: width of input and output.
-        n_heads: heads.
+        n_heads: number of heads.
         d_head: width of a head; default d_model / n_heads.
         position: none or rope.
     """
 
     undecayed = (*Attention.undecayed, "bos")
     intervene: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Takes the attention to the token and what the token adds to the output; returns what is added on top."""
+    """Maps the attention to the token, and the token's term in the output, to a change of the output."""
 
     def __init__(self, d_model: int, n_heads: int = 4, d_head: int | None = None, position: Position = "none") -> None:
         super().__init__(d_model, n_heads, d_head, position=position)
-        self.bos = nn.Parameter(torch.ones(d_model))  # as large as what a norm gives
+        self.bos = nn.Parameter(torch.ones(d_model))  # as large as a normalised vector
 
     def mix(self, x: Tensor, state: AttentionState, lengths: Tensor | None) -> tuple[Tensor, AttentionState]:
         if not state.keys.shape[2]:
@@ -56,32 +56,32 @@ class BosAttention(Attention):
         return y + self.intervene(weight, term), after
 
     def _weight(self, q: Tensor, k: Tensor, state: AttentionState) -> Float[Tensor, "batch n_heads seq 1"]:
-        """Return the attention of each query to the first slot, which is the token's."""
+        """Return the attention of each query to the first slot, the token's."""
         keys = torch.cat((state.keys, k), dim=2)
         first = F.pad(keys.new_ones(*keys.shape[:2], 1, 1), (0, 0, 0, keys.shape[2] - 1))
         return attend(q, keys, first, state.seen)
 
 
 def sink(run: Run) -> tuple[float, float, float]:
-    """Measure on the run's test sequences what its layers' own tokens do; see `measure_sink`."""
+    """Measure the effect of a run's learned tokens on its test sequences; see `measure_sink`."""
     return measure_sink(load(run.folder).eval(), examples(run.folder, "test", N_SEQUENCES))
 
 
 def measure_sink(model: Backbone, found: Examples) -> tuple[float, float, float]:
-    """Measure the weight on the learned tokens, and what the loss rises by if their terms are held, or left out.
+    """Measure the weight on the learned tokens, and the rise of the loss if their terms are held or left out.
 
-    A term is sum_h W_O^h a^h v^h of a position, with the token's weights a^h and values v^h, which are constant. The
-    attention to other tokens stays as it is in both interventions, which are made in all layers at once. Held at its
-    mean over sequences, position by position, the term is a bias: what the loss rises by is what the weights make of
-    the input by way of constants, as a hidden layer does.
+    The term of a position is sum_h W_O^h a^h v^h, with the attention a^h to the token and the token's constant values
+    v^h. Both interventions act on all layers at once and leave the attention to other tokens unchanged. Holding the
+    term at its mean over sequences, position by position, turns it into a bias. The rise of the loss then measures how
+    much the layer computes by input-dependent weights on constants, as a hidden layer does.
 
     Args:
-        model: with `BosAttention` in each layer.
+        model: model with `BosAttention` in each layer.
         found: sequences and labels.
 
     Returns:
-        The mean weight at labelled positions, over heads and layers; the two rises of the loss, cross-entropy in nats
-        or the squared error over that of zero.
+        The mean weight at labelled positions, over heads and layers; the rise of the loss with the terms held, and with
+        the terms left out. The loss is the cross-entropy in nats, or the squared error relative to an output of zero.
     """
     layers = [module for module in model.modules() if isinstance(module, BosAttention)]
     labelled = found.labels != -100 if found.loss == "cross_entropy" else ~found.labels[:, :, 0].isnan()

@@ -1,4 +1,4 @@
-"""Commands: `python -m lab experiments` judges experiments by their runs, `python -m lab pages` renders the pages."""
+"""Commands: `python -m lab experiments` judges experiments from their runs, `python -m lab pages` renders the pages."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from zoo.report.terminal import listing, make_console
 
 PAGE, STORED = "results.md", "results.json"
 HELP = """\
-The runs come first; both commands resume where they stopped:
+Make the runs first; both commands resume where they stopped:
 
   python sweep.py configs/experiment/*.yaml --setting small && python -m lab experiments --setting small
 
 An experiment is one file of configs/experiment; docs/experiments.md describes its checks and plots. Without runs in
---run_dir the committed lists in docs/results are judged. Without names, all experiments that have either are judged.
-`--predict` registers a prediction before its runs: the hash of its checks and grid, and the commit that has them. A
-check that could not decide at its number of seeds is refused.
+--run_dir, the command judges the committed lists of runs in docs/results. Without names, it judges all experiments
+that have runs or a list. `--predict` registers a prediction before its runs: the hash of its checks and grid, and
+their commit. A check with too little power at its number of seeds is an error.
 
-Exit status: 0 when all that was predicted holds, 1 when something fails, 3 when nothing fails and something is
-undecided or has no runs, 2 for a command that is not valid.
+Exit status: 0 all predictions hold; 1 one fails; 3 none fails, but one is undecided or has no runs; 2 invalid command
+line.
 
 experiments:
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Carry out a command line; see HELP for the exit status."""
+    """Run a command line and return the exit status; see HELP."""
     questions = list_specs()
     parser = argparse.ArgumentParser(
         "python -m lab experiments",
-        description="Judge experiments by their runs; write docs/results.md.",
+        description="Judge experiments from their runs; write docs/results.md.",
         epilog="\n".join([HELP.rstrip(), *listing(questions)]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="experiments; default all")
     add("--setting", default="small", help="setting in the experiments' files (small)")
-    add("--run_dir", type=Path, default=Path("runs"), metavar="DIR", help="where sweep.py kept the runs (runs)")
-    add("--out", type=Path, default=ROOT / "docs", metavar="DIR", help="where the page goes (docs)")
-    add("--predict", action="store_true", help="register predictions before their runs, and judge nothing")
+    add("--run_dir", type=Path, default=Path("runs"), metavar="DIR", help="folder of sweep.py's runs (runs)")
+    add("--out", type=Path, default=ROOT / "docs", metavar="DIR", help="folder of the page (docs)")
+    add("--predict", action="store_true", help="register predictions before their runs, without judging")
     arguments = parser.parse_args(argv)
     from zoo.evidence.page import verdict_table
 
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             records[spec.name] = register(spec, stored)
             if records[spec.name]["predicted"]["commit"] is None:
                 not_yet = f"{spec.name}.yaml is not committed: its runs would be exploratory"
-                print(f"{not_yet}; commit it and give --predict again before they start", file=sys.stderr)
+                print(f"{not_yet}; commit it and repeat --predict before they start", file=sys.stderr)
             continue
         try:
             listed = read_listed(spec, arguments.run_dir, arguments.out / kept, stored)
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if drawn := figure(spec, rows):
             files[f"figures/results_{spec.name}.png"] = drawn
     if not_run == names:
-        raise NoRunsError(f"no runs of any experiment in {arguments.run_dir}: make them as `--help` shows")
+        raise NoRunsError(f"no runs of any experiment in {arguments.run_dir}: `--help` shows how to make them")
     ordered = {name: records[name] for name in questions if name in records}
     files = {PAGE: Pages(ordered).render(f"{PAGE}.j2"), STORED: as_json(ordered)} | files
     written = write_all(arguments.out, files)
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def render(argv: Sequence[str] | None = None) -> int:
-    """Render the pages that have numbers from records; return 0.
+    """Render the pages whose numbers come from records; return 0.
 
     Raises:
         ValueError: a placeholder without a record.

@@ -1,4 +1,4 @@
-"""The probe of the experiment learned_heads: a trained layer distilled into a few heads."""
+"""The probe of the experiment learned_heads: distil a trained layer into a few heads."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from zoo.theory.lags import head_count_bound
 from zoo.theory.layers import layer_inputs
 
 N_SEQUENCES = 32
-"""Of the validation split, on which heads are chosen and fitted, and of the test split, on which they are judged."""
+"""Number of validation sequences on which to fit the heads, and of test sequences on which to score them."""
 
 
 @torch.no_grad()
 def distilled(run: Run) -> list[float]:
-    """Distil the last layer of a run at the inputs that reach it on the run's task; see `distil`."""
+    """Distil the last layer of a run, at its inputs on the run's task; see `distil`."""
     model = load(run.folder).double().eval()
     (mixer, x), (_, others) = (
         layer_inputs(model, examples(run.folder, split, N_SEQUENCES).inputs)[-1][1:] for split in ("validation", "test")
@@ -33,18 +33,18 @@ def distilled(run: Run) -> list[float]:
 def distil(
     mixer: SequenceMixer, x: Float[Tensor, "batch seq d_in"], others: Float[Tensor, "batch seq d_in"]
 ) -> list[float]:
-    """Distil a layer into heads with coefficients free of the input.
+    """Distil a layer into heads whose coefficients do not depend on the input.
 
-    The bound is that of the theorem, for inputs of x's covariance that are independent between positions.
+    The bound is the theorem's, for inputs with the covariance of x that are independent between positions.
 
     Args:
         mixer: the layer.
-        x: inputs at which heads are chosen and fitted.
-        others: inputs at which they are judged.
+        x: inputs on which heads are chosen and fitted.
+        others: inputs on which heads are scored.
 
     Returns:
-        For each number of heads the bound, and the relative squared errors of the heads that attain it, and of heads
-        fitted to the layer's outputs from there.
+        For each number of heads: the bound, the relative squared error of the heads that attain it, and the error of
+        heads fitted to the layer's outputs from that start.
 
     Raises:
         ValueError: a layer that is not linear and time-invariant.
@@ -52,7 +52,7 @@ def distil(
     lags = impulse_response(mixer, x.shape[1])
     y, wanted = mixer(x), mixer(others)
     if error(to_heads(lags), others, wanted) > 1e-12:
-        raise ValueError(f"{type(mixer).__name__} is no linear time-invariant layer: it has no lag operators")
+        raise ValueError(f"{type(mixer).__name__} is not linear and time-invariant, so it has no lag operators")
     covariance = x.flatten(0, 1).T @ x.flatten(0, 1) / x[..., 0].numel()
     found = []
     for n_heads in DISTILLED_TO:

@@ -1,4 +1,4 @@
-"""The judge: the checks of a spec, measured on the list of runs; docs/experiments.md describes the verbs."""
+"""Measure the checks of a spec on its list of runs; docs/experiments.md describes the keys of a check."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from zoo.report.numbers import plain
 
 Region = tuple[float, float]
 Recorded = Mapping[str, Mapping[str, Any]]
-"""Checks of an earlier record by their names."""
+"""Checks of an earlier record, by name."""
 
 
 def judge(spec: Spec, rows: Sequence[Row], recorded: Recorded | None = None) -> Evidence:
@@ -48,19 +48,19 @@ def judge(spec: Spec, rows: Sequence[Row], recorded: Recorded | None = None) -> 
 
     Args:
         spec: the experiment.
-        rows: its list of runs; it may be empty.
-        recorded: checks of an earlier record. They supply the numbers of checks whose runs, or whose probe's columns,
-            were not kept; the predicted region is always the spec's.
+        rows: its list of runs; may be empty.
+        recorded: checks of an earlier record. They supply the numbers of checks whose runs or probes were not kept; the
+            predicted region is always the spec's.
 
     Raises:
-        UsageError: a check that cannot be measured; the message names it.
+        UsageError: a check that cannot be measured; the message has its name.
     """
     if not rows and not recorded:
         return Evidence((Check("anything", math.nan, reason="no run is done"),))
     judge = _Judge(spec, rows, recorded or {})
     checks = [check for key in spec.checks for check in judge.checks(key)]
     if not checks:
-        raise UsageError(f"{spec.name}: no check is about any of its runs")
+        raise UsageError(f"{spec.name}: no check applies to any of its runs")
     return Evidence(tuple(checks))
 
 
@@ -70,7 +70,7 @@ class _Judge:
         self.made: dict[str, list[Check]] = {}
 
     def checks(self, key: str) -> list[Check]:
-        """Return the checks that a key of the spec means, made once."""
+        """Return the checks under a key of the spec, one per cell; measured only once."""
         if key not in self.made:
             check = self.spec.checks[key]
             made = (self.check(key, check, cell) for cell in cells_of(check))
@@ -78,7 +78,7 @@ class _Judge:
         return self.made[key]
 
     def check(self, key: str, check: Where, cell: Where) -> Check | None:
-        """Return the check of one cell; None if no run is in it."""
+        """Return the check of one cell; None if the cell has no runs."""
         name = _name(key, check, cell)
         where = {**check.get("where", {}), **cell}
         try:
@@ -93,7 +93,7 @@ class _Judge:
             raise UsageError(f"{self.spec.name}: check {name}: {error}") from None
 
     def _recorded(self, name: str, check: Where) -> Check:
-        """Return the check with the numbers of the record, and the spec's region."""
+        """Return the check with the numbers of the record and the region of the spec."""
         found = read_check(self.recorded[name])
         try:
             low, high = region_of(check, self.rows, {})
@@ -110,8 +110,8 @@ class _Judge:
             )
         measured, (low, high) = quantity(check, rows, where, metric), region_of(check, rows, where)
         if "classify" in check:
-            measured, commoner = classified(check["classify"], select(rows, where), metric)
-            low = max(low, commoner)
+            measured, majority = classified(check["classify"], select(rows, where), metric)
+            low = max(low, majority)
         found = within(name, measured, low, high)
         if "longer" in check:
             found = _also_longer(found, measured, quantity(check, after, where, metric), check["longer"])
@@ -137,7 +137,7 @@ def _name(key: str, check: Where, cell: Where) -> str:
 
 
 def region_of(check: Where, rows: Sequence[Row], where: Where) -> Region:
-    """Return the ends of the predicted region; a limit may be the value of a column, the same in all chosen runs."""
+    """Return the ends of the predicted region; a limit may be a column's value, which all chosen runs share."""
 
     def number(limit: Any) -> float:
         if not isinstance(limit, Mapping):
@@ -159,7 +159,7 @@ def region_of(check: Where, rows: Sequence[Row], where: Where) -> Region:
 
 
 def _also_longer(usual: Check, scores: Any, longer: Any, times: float) -> Check:
-    """Return a check of each seed's larger measurement; the largest of only a few seeds is a control too."""
+    """Return a check on the larger measurement of each seed; if some seeds lack one, their largest is a control."""
     either = by_seed(lambda a, b: math.nan if math.isnan(a) or math.isnan(b) else max(a, b), scores, longer)
     found = within(usual.quantity, {**scores, **either}, usual.low, usual.high)
     if either and len(either) == len(scores):
@@ -192,7 +192,7 @@ def quantity(check: Mapping[str, Any], rows: Sequence[Row], where: Mapping[str, 
             return superiority(check[verb], chosen, metric)
         case "variance_ratio":
             groups = [[*samples(each, metric).values()] for each in group(chosen, check[verb]["over"]).values()]
-            sizes = {*map(len, groups)}  # of unequal ones some runs are not done
+            sizes = {*map(len, groups)}  # unequal if some runs are not done
             return of_variance_ratio(groups) if len(groups) > 1 and len(sizes) == 1 < max(sizes) else math.nan
         case _:
             return math.nan
@@ -206,7 +206,7 @@ _OF_SEEDS = {
 
 
 def correlation(given: Mapping[str, Any], rows: Sequence[Row], metric: str) -> Measured:
-    """Return the rank correlation over cells, with the median of each; no number for less than five cells."""
+    """Return the rank correlation over the medians of cells; NaN for fewer than `FEWEST_PAIRS` cells."""
     y = given.get("y", metric)
     cells = [(median_of(cell, given["x"]), median_of(cell, y)) for cell in group(rows, given["over"]).values()]
     if "missing" in given:
@@ -218,39 +218,39 @@ def correlation(given: Mapping[str, Any], rows: Sequence[Row], metric: str) -> M
 
 
 def superiority(given: Mapping[str, Any], rows: Sequence[Row], metric: str) -> Estimate:
-    """Return the probability that a cell that is learned has the larger x than one that is not."""
+    """Return the probability that a learned cell has a larger x than a cell that is not learned."""
     cells = _cells(given, rows, metric)
     return of_superiority(*([x for x, learned in cells if learned is each] for each in (True, False)))
 
 
 def classified(given: Where, rows: Sequence[Row], metric: str) -> tuple[Estimate, float]:
-    """Fit a threshold on x on some cells; return its accuracy on the others, and their commoner outcome's share."""
+    """Fit a threshold on x to some cells; return its accuracy on the others, and the accuracy of their majority."""
     chosen = [row for where in given["fit"] for row in select(rows, where)]
     fitted, tested = (_cells(given, some, metric) for some in (chosen, [row for row in rows if row not in chosen]))
     if not fitted or not tested:
         return Estimate(math.nan, math.nan, math.nan), 0.0
     n_learned = sum(learned for _, learned in tested)
-    commoner = max(n_learned, len(tested) - n_learned) / len(tested)
-    return of_share(_rightly_told(tested, fitted_limit(fitted)), len(tested)), commoner
+    majority = max(n_learned, len(tested) - n_learned) / len(tested)
+    return of_share(_n_correct(tested, fitted_limit(fitted)), len(tested)), majority
 
 
 def _cells(given: Where, rows: Sequence[Row], metric: str) -> list[tuple[float, bool]]:
-    """Return x of each cell, and whether the cell is learned; a cell without x is left out."""
+    """Return x of each cell, and whether the cell is learned; leave out cells without x."""
     cells = group(rows, given["over"]).values()
     found = [(median_of(cell, given["x"]), median_of(cell, metric) >= given["learned"]) for cell in cells]
     return [each for each in found if not math.isnan(each[0])]
 
 
 def fitted_limit(cells: Sequence[tuple[float, bool]]) -> float:
-    """Return the threshold on x that misclassifies the fewest cells; of several such, the middle one."""
+    """Return the threshold on x that misclassifies the fewest cells; of several, the middle one."""
     logs = sorted(math.log(x) if x else -math.inf for x, _ in cells)
     between = [(one + other) / 2 for one, other in pairwise(logs)]
     tried = [math.exp(each) for each in (logs[0] - 1, *between, logs[-1] + 1)]
-    right = [_rightly_told(cells, at) for at in tried]
-    best = [at for at, n in zip(tried, right, strict=True) if n == max(right)]
+    correct = [_n_correct(cells, at) for at in tried]
+    best = [at for at, n in zip(tried, correct, strict=True) if n == max(correct)]
     return best[len(best) // 2]
 
 
-def _rightly_told(cells: Sequence[tuple[float, bool]], limit: float) -> int:
+def _n_correct(cells: Sequence[tuple[float, bool]], limit: float) -> int:
     """Count the cells that are learned above the limit and not learned below it."""
     return sum((x > limit) is learned for x, learned in cells)

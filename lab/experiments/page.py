@@ -1,4 +1,4 @@
-"""Pages from records: docs/results.md with its figures, docs/findings.md, docs/choosing.md, README.md's findings."""
+"""Render pages from records: docs/{results,findings,choosing}.md, the figures of results, and README's findings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LABELS = {
     "relative_squared_error": "relative squared error",
     "bits_per_token": "test bits per symbol",
     "state_bytes": "bytes of state after the sequence",
-    "state_bytes / task.n_pairs": "bytes of state for each pair",
+    "state_bytes / task.n_pairs": "bytes of state per pair",
     "gradient": "initial gradient, relative to the last position",
     "speed": "1 / steps to 90 %",
     "steps": "steps to 90 %",
@@ -37,7 +37,7 @@ _LABELS = {
 
 
 def panels(spec: Spec, rows: Sequence[Row]) -> list[Panel]:
-    """Return the panels of a spec's figure: medians over seeds as lines, or a point for each run over categories."""
+    """Return the panels of a spec's figure: lines of medians over seeds, or a point per run over categories."""
     found = []
     for plot in spec.plots:
         chosen = select(rows, plot.get("where", {}))
@@ -48,14 +48,14 @@ def panels(spec: Spec, rows: Sequence[Row]) -> list[Panel]:
 
 def _panel(plot: Mapping[str, Any], title: str, rows: Sequence[Row]) -> Panel:
     x, y, log = plot["x"], plot["y"], plot.get("log", "")
-    score = y.rpartition("/")[2] if y.startswith("test/") else y  # the title says on what
+    score = y.rpartition("/")[2] if y.startswith("test/") else y  # the title has the rest
     names: tuple[str, ...] = ()
     if isinstance(x, list) or (x != "length" and any(math.isnan(number_of(row, x)) for row in rows)):
-        told = plot.get("names", {})
-        cells = {told.get(text := ", ".join(values), text): cell for values, cell in group(rows, x).items()}
+        renamed = plot.get("names", {})
+        cells = {renamed.get(text := ", ".join(values), text): cell for values, cell in group(rows, x).items()}
         names = tuple(sorted(cells, key=lambda name: median_of(cells[name], y)))
-        if cells.keys() <= set(told.values()):  # one order in all panels
-            names = tuple(name for name in told.values() if name in cells)
+        if cells.keys() <= set(renamed.values()):  # the same order in all panels
+            names = tuple(name for name in renamed.values() if name in cells)
         values = {name: [number_of(row, y) for row in cells[name]] for name in names}
         curves = [Curve(name, [at] * len(values[name]), values[name], "points") for at, name in enumerate(names)]
         x = ""
@@ -63,11 +63,11 @@ def _panel(plot: Mapping[str, Any], title: str, rows: Sequence[Row]) -> Panel:
         style = "points" if x in {column for probe in PROBES.values() for column in probe.columns} else "marked"
         by_line = group(rows, plot.get("line", [])).values()
         line = [plot.get("line", [])] if isinstance(plot.get("line"), str) else plot.get("line", [])
-        told = plot.get("names", {})
+        renamed = plot.get("names", {})
         texts = [(describe({name: there[0][name] for name in line}) or y, there) for there in by_line]
-        order = [*told]  # named lines have the same colours in every panel
-        texts.sort(key=lambda line: order.index(line[0]) if line[0] in told else len(order))
-        lines = {told.get(text, text): there for text, there in texts}
+        order = [*renamed]  # renamed lines have the same colours in every panel
+        texts.sort(key=lambda line: order.index(line[0]) if line[0] in renamed else len(order))
+        lines = {renamed.get(text, text): there for text, there in texts}
         curves = [
             _curve(label, _points(there, x, y), style, _points(there, x, y, _interval))
             for label, there in lines.items()
@@ -95,7 +95,7 @@ def _panel(plot: Mapping[str, Any], title: str, rows: Sequence[Row]) -> Panel:
 def _points(
     rows: Sequence[Row], x: str, y: str, of: Callable[[Sequence[Row], str], Value] = median_of
 ) -> dict[float, Value]:
-    """Return the medians over seeds by x; for `length` those at the length of training and at the further ones."""
+    """Return the medians over seeds by x; for x = length, at the training length and at each test length."""
     if x != "length":
         at = {number_of(row, x): [each for each in rows if number_of(each, x) == number_of(row, x)] for row in rows}
         return {each: of(cell, y) for each, cell in at.items()}
@@ -108,7 +108,7 @@ def _points(
 
 
 def _interval(rows: Sequence[Row], y: str) -> tuple[float, float]:
-    """Return the ends of the median's interval; NaN for fewer seeds than it needs."""
+    """Return the ends of the median's interval; NaN for fewer than `FEWEST_SEEDS` seeds."""
     values = [number_of(row, y) for row in rows]
     return of_median(values)[1:] if len(values) >= FEWEST_SEEDS else (math.nan, math.nan)
 
@@ -119,7 +119,7 @@ def _curve(label: str, points: Mapping[float, float], style: Any, ends: Mapping[
 
 
 def figure(spec: Spec, rows: Sequence[Row]) -> bytes | None:
-    """Return the figure of an experiment as PNG; None without its runs, or without the columns of its probes."""
+    """Return the figure of an experiment as PNG; None if its runs or the columns of its probes are missing."""
     from zoo.evidence.page import panels_figure
     from zoo.report.plots import as_png
 
@@ -132,7 +132,7 @@ def figure(spec: Spec, rows: Sequence[Row]) -> bytes | None:
 
 
 class Pages:
-    """Templates rendered from records; a placeholder without a record is an error."""
+    """Render templates from records; a placeholder without a record is an error."""
 
     def __init__(self, records: Mapping[str, Mapping[str, Any]]) -> None:
         jinja2 = require_extra("jinja2")
@@ -153,7 +153,7 @@ class Pages:
         """Return a check of a record.
 
         Raises:
-            UsageError: no such record, or no such check in it.
+            UsageError: an unknown record or check.
         """
         for each in self.records.get(name, {}).get("checks", ()):
             if each["quantity"] == quantity:
@@ -161,7 +161,7 @@ class Pages:
         raise UsageError(f"no check {quantity!r} in a record of {name!r}")
 
     def score(self, name: str) -> str:
-        """Return a verdict with its count, such as "fails, 6 of 13 checks hold"."""
+        """Return an experiment's verdict and count, such as "fails, 6 of 13 checks hold"."""
         if name not in self.records:
             raise UsageError(f"no record of {name!r}")
         found = [check["verdict"] for check in self.records[name]["checks"]]
@@ -172,17 +172,17 @@ class Pages:
         return check_rows(map(read_check, self.records[name]["checks"]))
 
     def effect(self, name: str) -> Check | None:
-        """Return the check that the file names as the effect, else the first; None while runs are missing."""
+        """Return the check under `effect` in the file, else the first one; None while runs are missing."""
         record, chosen = self.records[name], self._spec(name).effect
         if record.get("missing") or not record["checks"]:
             return None
         return self.check(name, chosen) if chosen else read_check(record["checks"][0])
 
     def found(self, name: str) -> str:
-        """Return the text `found` of the experiment's file, or the number of checks that hold if there is none."""
+        """Return the rendered text `found` of the experiment's file; without one, the number of checks that hold."""
         text = self._spec(name).found
         if self.effect(name) is None:
-            return "not all runs are there."
+            return "some runs are missing."
         return self.jinja.from_string(text).render() if text else f"{self.score(name)}."
 
     def _spec(self, name: str) -> Spec:
@@ -204,13 +204,13 @@ class Pages:
 
 
 def _seeds(check: Check) -> str:
-    """Return a share of the seeds as their count."""
+    """Format a share of the seeds as a count, such as "4 of 5 seeds"."""
     count = round(check.value * len(check.seeds))
     return f"{count or 'none'} of {len(check.seeds)} seeds"
 
 
 def _power(exponent: float) -> str:
-    """Return a power of n, its exponent rounded."""
+    """Format a power of n, with the exponent rounded."""
     return {0.0: "1", 1.0: "n"}.get(round(exponent, 1), f"n^{number(exponent, 1)}")
 
 
@@ -243,7 +243,7 @@ def choosing(rendered: Pages) -> str:
 
 
 def pages(records: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return all pages by their paths in the repository: results, findings, choosing, and README's part on findings."""
+    """Return all pages by their paths in the repository: results, findings, choosing, and README with its findings."""
     rendered = Pages(records)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     return {

@@ -1,4 +1,4 @@
-"""Command `python -m lab reproduce`: run a paper's recipe, and show its published scores beside ours."""
+"""Command `python -m lab reproduce`: run a paper's recipe and compare its published scores with ours."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ PROGRAM, PAGE, STORED = "lab reproduce", "papers.md", "papers.json"
 TABLE_KEYS = ("title", "metric", "chance", "n_test", "where", "cells")
 HEADINGS = ("model", "published", "ours", "95 % interval", "judged")
 HELP = """\
-A paper is one file of configs/paper: the runs as for sweep.py, and the published scores. Ours is higher or lower if its
-95 % interval over seeds lies outside the published score with its spread, or with the sampling error of its test set.
-The same command resumes the runs. Without a name the papers are listed.
+A paper is one file of configs/paper: an experiment for sweep.py, and the published scores. Our score is higher or lower
+if its 95 % interval over seeds lies outside the published score ± its spread (or the sampling error of its test set).
+The same command resumes the runs. Without a name, it lists the papers.
 
-Exit status: 0 when all runs are done, 1 when some failed, 2 for a command that is not valid, 130 when interrupted.
+Exit status: 0 all runs are done; 1 some failed; 2 invalid command line; 130 interrupted.
 
 papers:
 """
@@ -44,12 +44,12 @@ class Cell:
     Attributes:
         table: title of the published table.
         model: name of its row.
-        published: the score as it is printed, with its spread.
+        published: the published score as text, with its spread.
         low: lower end of the range of the published score.
-        high: its upper end.
-        metrics: columns of the list of runs whose mean is compared.
-        chance: accuracy that a scaled score counts as zero; 0 for plain accuracies.
-        where: conditions on the runs; None if no mixer here is the paper's.
+        high: upper end of the range.
+        metrics: columns of the list of runs, whose mean is compared.
+        chance: accuracy at which a scaled score is zero; 0 for plain accuracies.
+        where: conditions on the runs; None if the zoo lacks the paper's mixer.
     """
 
     table: str
@@ -66,10 +66,10 @@ class Cell:
         return f"{self.table}: {self.model}"
 
     def compare(self, rows: Sequence[Row]) -> Check:
-        """Return the median of our runs with its interval, and what is published as the region."""
+        """Return a check of the median of our runs, with the range of the published score as its region."""
         try:
             chosen = select(rows, self.where) if self.where is not None else []
-        except UnknownColumnError:  # the runs so far do not differ in it
+        except UnknownColumnError:  # the runs so far do not differ in this column
             chosen = []
         measured = [samples(chosen, metric) for metric in self.metrics]
         scaled = paired(lambda *each: (fmean(each) - self.chance) / (1 - self.chance), *measured)
@@ -100,7 +100,7 @@ def _cells(source: str, table: Mapping[str, Any]) -> list[Cell]:
 
 
 def _region(value: float, spread: float | None, n_test: int | None, chance: float) -> tuple[float, float]:
-    """Return the ends of what a published score stands for: its spread over runs, else the error of its test set."""
+    """Return the range of a published score: its spread over runs, else the sampling error of its test set."""
     if spread is not None:
         return value - spread, value + spread
     if n_test is None:
@@ -113,7 +113,7 @@ def _region(value: float, spread: float | None, n_test: int | None, chance: floa
 
 
 def judged(cell: Cell, check: Check) -> str:
-    """Return the difference in a word: within, higher or lower; why not, without enough runs."""
+    """Return "within", "higher" or "lower"; without enough runs, the reason."""
     if cell.where is None:
         return "no such mixer here"
     if not check.seeds:
@@ -124,7 +124,7 @@ def judged(cell: Cell, check: Check) -> str:
 
 
 def tables(paper: Spec, checks: Mapping[str, Check]) -> dict[str, list[tuple[str, ...]]]:
-    """Return the rows of each table by its title; see `HEADINGS`."""
+    """Return the rows of each table, by title; the columns are `HEADINGS`."""
     found: dict[str, list[tuple[str, ...]]] = {}
     for cell in published_cells(paper):
         check = checks[cell.name]
@@ -134,7 +134,7 @@ def tables(paper: Spec, checks: Mapping[str, Check]) -> dict[str, list[tuple[str
 
 
 def papers_page(records: Mapping[str, Record]) -> str:
-    """Return docs/papers.md from the stored records; a paper without one shows what is published."""
+    """Return docs/papers.md from the stored records; a paper without a record shows only its published scores."""
     pages, shown = Pages(records), []
     for name in list_specs(KIND):
         record = records.get(name, {})
@@ -150,7 +150,7 @@ def papers_page(records: Mapping[str, Record]) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Carry out a command line; see HELP for the exit status."""
+    """Run a command line and return the exit status; see HELP."""
     parser = argparse.ArgumentParser(
         f"python -m {PROGRAM}",
         description="Run a paper's recipe; write its published scores and ours to docs/papers.md.",
@@ -159,10 +159,10 @@ def main(argv: Sequence[str]) -> int:
     )
     add = parser.add_argument
     add("name", nargs="?", metavar="NAME", help="paper; default: list them")
-    add("--setting", help="setting in the paper's file; default: the file's own")
-    add("--run_dir", type=Path, default=Path("runs"), metavar="DIR", help="where the runs are kept (runs)")
+    add("--setting", help="setting in the paper's file; default: the file's default")
+    add("--run_dir", type=Path, default=Path("runs"), metavar="DIR", help="folder of the runs (runs)")
     add("--slots", metavar="N", help="runs at a time; default: the GPUs, or the cores")
-    add("--out", type=Path, default=ROOT / "docs", metavar="DIR", help="where the page goes (docs)")
+    add("--out", type=Path, default=ROOT / "docs", metavar="DIR", help="folder of the page (docs)")
     arguments = parser.parse_args(argv)
     if arguments.name is None:
         print("\n".join(listing(list_specs(KIND), "")))

@@ -1,4 +1,4 @@
-"""The mixer of the experiment planted_heads: attention whose weights or values see a part of the channels."""
+"""The mixer of the experiment planted_heads: attention whose weights or values read only some channels."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Blind = Literal["weights", "values"]
 
 
 class BlindAttention(Attention):
-    """Softmax attention whose weights do not see the content, or whose values see nothing else.
+    """Softmax attention whose weights do not read the content, or whose values read nothing else.
 
-    The first d_content channels of the input are its content. With blind=weights, queries and keys read the other
-    channels only: the weights do not depend on the content. With blind=values, values read the content only: a token
+    The first d_content channels of the input are its content. With blind=weights, queries and keys read only the other
+    channels, so the weights do not depend on the content. With blind=values, values read only the content, so a token
     without content has the value zero.
 
     Args:
         d_model: width of input and output.
-        d_content: channels of the content.
+        d_content: number of content channels.
         blind: weights or values.
-        n_heads: heads.
+        n_heads: number of heads.
         d_head: width of a head; default d_model / n_heads.
 
     Raises:

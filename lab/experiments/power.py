@@ -1,4 +1,4 @@
-"""The power of a check: the probability that it holds at its number of seeds, if the effect that it names is true."""
+"""The power of a check: the probability that it holds at its number of seeds, if its expected effect is true."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from zoo.evidence import Measured, within
 from zoo.evidence.interval import FEWEST_SEEDS, of_share, of_shift, of_superiority
 
 LEAST = 0.8
-"""A check of less power is refused when its prediction is registered."""
+"""Minimum power of a check whose prediction is registered."""
 _N_DRAWS = 1000
 
 
 OF_SEEDS = (None, "diff", "ratio", "share", "lead", "solved", "sooner")
-"""The quantities that a power is computed for: the metric itself, and those made of one number per seed."""
+"""Quantities with a computed power: the metric itself (None), and quantities made of one number per seed."""
 
 
 def _draw(verb: str | None, true: Any, n: int, rng: np.random.Generator) -> Measured:
-    """Draw what a quantity measures on n seeds, if the effect is true."""
+    """Draw a measurement of a quantity on n seeds, given the true effect."""
     match verb:
         case "solved":
             return of_share(int(rng.binomial(n, true)), n)
-        case "sooner":  # quotients of exponential times: the first is the larger with the probability that is asked for
+        case "sooner":  # speeds with exponential times: the first is larger with probability `true`
             one, other = (share / rng.exponential(size=n) for share in (true, 1 - true))
             return of_superiority(one.tolist(), other.tolist())
         case "lead":
@@ -37,15 +37,15 @@ def _draw(verb: str | None, true: Any, n: int, rng: np.random.Generator) -> Meas
 
 
 def power(check: Mapping[str, Any], n_seeds: int) -> float:
-    """Return the probability that a check holds, over seeded draws from the effect that it names.
+    """Return the probability that a check holds, over seeded draws from its expected effect.
 
     Args:
-        check: a check of a spec. Its `if_true` is a share for `solved` and `sooner`, and for the other quantities value
-            and standard deviation over seeds, `{value: 0.3, sd: 0.1}`.
+        check: a check of a spec. Its `if_true` is a share for `solved` and `sooner`; for other quantities it is the
+            value and the standard deviation over seeds, `{value: 0.3, sd: 0.1}`.
         n_seeds: number of seeds of each cell.
 
     Raises:
-        UsageError: no effect, or one in another form; fewer seeds than an interval needs.
+        UsageError: an effect that is missing or has the wrong form; fewer seeds than an interval needs.
     """
     verb = verb_of(check)
     if n_seeds < FEWEST_SEEDS:
@@ -56,13 +56,13 @@ def power(check: Mapping[str, Any], n_seeds: int) -> float:
         return sum(within("", measured, *region).verdict == "holds" for measured in draws) / _N_DRAWS
     except (TypeError, KeyError, ValueError):
         form = "a share such as 0.95" if verb in ("solved", "sooner") else "{value: NUMBER, sd: NUMBER}"
-        raise UsageError(f"if_true, the effect that it expects, must be {form}; got {check.get('if_true')}") from None
+        raise UsageError(f"if_true, the expected effect, must be {form}; got {check.get('if_true')}") from None
 
 
 def check_power(spec: Spec) -> None:
-    """Refuse checks that could not decide.
+    """Check that each check has enough power to decide.
 
-    Exact quantities, rankings over cells, and limits that are a column's value are not looked at.
+    Exact quantities, rankings over cells, and limits from a column are exempt.
 
     Raises:
         UsageError: a check without `if_true`, or one whose power is below `LEAST`.
@@ -79,6 +79,6 @@ def check_power(spec: Spec) -> None:
             raise UsageError(f"{spec.name}: check {key}: {error}") from None
         if found < LEAST:
             raise UsageError(
-                f"{spec.name}: check {key} has a power of {found:.2f} at {n_seeds} seeds, below {LEAST}: give it more "
-                "seeds, a wider region, or leave it out"
+                f"{spec.name}: check {key} has a power of {found:.2f} at {n_seeds} seeds, below {LEAST}: use more "
+                "seeds or a wider region, or leave it out"
             )

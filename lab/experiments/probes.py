@@ -1,6 +1,6 @@
-"""Probes: columns of the list of runs that are measured on models, not read from metrics.
+"""Probes measure columns of the list of runs on models, instead of reading them from metrics.
 
-A probe's version is part of a frozen prediction: raise it whenever its numbers change.
+The version of a probe is part of a frozen prediction: increase it whenever its numbers change.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     import torch
 
 MODEL_DRAWS, LAYER_DRAWS, HELD = 4, 5, 4096
-"""Draws of a model and of a layer for their gradients, and sequences on which weights are held."""
+"""Random models and random layers for gradients; sequences for `held_weights`."""
 READ_AT, SCORED_ON = 16, 256
-"""Sequences at which a layer's operators are read, and others on which the truncated model is scored."""
+"""Sequences on which to read a layer's operators, and others on which to score the truncated model."""
 
 DISTILLED_TO = (1, 2, 4)
-"""Numbers of heads that a trained layer is distilled into."""
+"""Numbers of heads into which to distil a trained layer."""
 _DISTILLED = ("bound", "error of best heads", "error of fitted heads")
 
 
@@ -33,10 +33,10 @@ class Probe:
     """A measurement on the model of a run.
 
     Attributes:
-        version: number of its definition.
+        version: version of its definition.
         columns: names of its columns.
-        measure: returns their numbers for a run.
-        by_seed: whether seeds differ; otherwise the first run of each configuration is measured.
+        measure: function that returns the columns' numbers for a run.
+        by_seed: whether to measure every seed; otherwise only the first run of each configuration.
     """
 
     version: int
@@ -46,29 +46,29 @@ class Probe:
 
 
 def head_count_bound(run: Run) -> tuple[float]:
-    """Return the least relative squared error of the run's number of heads, zero from the task's k heads on."""
+    """Return the least relative squared error with the run's number of heads; zero with at least the task's k."""
     floors: Any = build_task(run.config).floors()["floor_at_heads"]
     return (floors.get(str(run.config["mixer"].get("n_heads", 1)), 0.0),)
 
 
 def gradient(run: Run) -> tuple[float]:
-    """Measure |d y_n / d x_{n - distance}| / |d y_n / d x_n| of the untrained model, the lower median over draws.
+    """Measure |d y_n / d x_{n - distance}| / |d y_n / d x_n| of the untrained model, as the lower median over draws.
 
-    In float64: recurrences that accumulate decays in float32 have a false floor near 1e-9.
+    In float64, because recurrences that accumulate decays in float32 have a spurious floor near 1e-9.
     """
     import torch
 
     distance, d_model = run.config["task"]["distance"], run.config["d_model"]
 
     def embeddings(generator: torch.Generator, _: int) -> torch.Tensor:
-        # The backbone's embedding has this scale: it decides how much of a residual stream is input.
+        # The scale of the backbone's embedding, which sets the share of the input in the residual stream.
         return 0.02 * torch.randn(distance + 1, d_model, generator=generator, dtype=torch.float64)
 
     return (_ratio(lambda seed: build(run.config)[1].double(), embeddings, distance, distance + 1, MODEL_DRAWS),)
 
 
 def layer_gradient(run: Run) -> tuple[float]:
-    """Measure the same ratio of one untrained layer at half of the sequence, on normal vectors as a norm gives."""
+    """Measure the ratio of `gradient` for one untrained layer, at half the sequence length, on Gaussian vectors."""
     from zoo.registry import create_mixer
 
     seq_len = run.config["task"]["seq_len"]
@@ -88,10 +88,11 @@ def _ratio(make: Callable[[int], Any], make_input: Any, distance: int, seq_len: 
 
 
 def heads(run: Run) -> tuple[float, float, float]:
-    """Measure the operators of a model's only layer with `zoo heads`; kept in the run's folder.
+    """Count the operators that a model's only layer needs, by `zoo heads`; the result is kept in the run's folder.
 
     Returns:
-        The operators that keep 99 % of the accuracy, those that copy the layer to 10 %, the accuracy without any.
+        The number of operators that retains 99 % of the accuracy, the number that copies the layer to 10 %, and the
+        accuracy without operators.
     """
     file = run.folder / HEADS
     if not file.is_file():
@@ -107,16 +108,16 @@ def heads(run: Run) -> tuple[float, float, float]:
         reading = Reading(str(run.folder), found.where, found.scored, found.chance)
         write_atomically(file, heads_as_json(rows, reading))
     (layer,) = read_json(file)["layers"]
-    # If no smaller number is enough, the layer needs its rank, which copies it.
+    # If no smaller number suffices, the layer needs as many operators as its rank, which reproduce it.
     needed = layer["rank"] if layer["functional_heads"] is None else layer["functional_heads"]
     return needed, layer["heads"]["0.1"], layer["score_by_heads"]["0"]
 
 
 def held_weights(run: Run) -> tuple[float]:
-    """Measure how the error changes if all values but the queried one are drawn anew, with the coefficients held.
+    """Measure how the error changes if all values but the queried one are redrawn, with the coefficients held fixed.
 
     Returns:
-        The new squared error over the old one: 1 if the layer reads no other pair.
+        The ratio of the new squared error to the old one: 1 if the layer reads no other pair.
     """
     import numpy as np
     import torch
@@ -140,14 +141,14 @@ def held_weights(run: Run) -> tuple[float]:
 
 
 def distilled(run: Run) -> Sequence[float]:
-    """Measure what heads make of the last layer; see `lab.experiments.distilled`."""
+    """Measure the error of the last layer distilled into heads; see `lab.experiments.distilled`."""
     from lab.experiments.distilled import distilled
 
     return distilled(run)
 
 
 def sink(run: Run) -> Sequence[float]:
-    """Measure what the learned first token of each layer does; see `lab.experiments.bos`."""
+    """Measure the effect of the learned first token of each layer; see `lab.experiments.bos`."""
     from lab.experiments.bos import sink
 
     return sink(run)
@@ -156,7 +157,7 @@ def sink(run: Run) -> Sequence[float]:
 PROBES = {
     "distilled": Probe(
         1,
-        tuple(f"{what}, H={n}" for n in DISTILLED_TO for what in _DISTILLED),
+        tuple(f"{column}, H={n}" for n in DISTILLED_TO for column in _DISTILLED),
         distilled,
         by_seed=True,
     ),

@@ -1,4 +1,4 @@
-"""Records of verdicts in docs/results.json: checks, the hash of the prediction, and the origin of the runs."""
+"""Make and read the records of verdicts in docs/results.json: checks, hash of the prediction, origin of the runs."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ ORIGIN = ("seeds", "machine", "dates", "commits", "command", "seconds", "trial_s
 
 
 class NoRunsError(UsageError):
-    """An experiment has neither runs nor a list of them."""
+    """An experiment has no runs, and no list of runs."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """The runs of an experiment, just read from a sweep's folder or kept from an earlier time.
+    """The list of an experiment's runs, from a sweep's folder or from an earlier record.
 
     Attributes:
-        text: list of runs, a line each; empty if it was not kept.
-        origin: seeds, machine, dates, commits, command, seconds, share of the steps saved by stopping early.
+        text: CSV with a line per run; empty if it was not kept.
+        origin: seeds, machine, dates, commits, command, seconds, share of the steps saved by early stopping.
         missing: folders of planned runs that are not done.
-        fresh: whether the runs are from a sweep's folder.
+        fresh: whether the runs come from a sweep's folder.
     """
 
     text: str
@@ -49,10 +49,10 @@ class Listed:
 
 
 def read_listed(spec: Spec, run_dir: Path, kept: Path, stored: Mapping[str, Any]) -> Listed:
-    """Read the runs that `sweep.py` left in `run_dir`; without these the list that was kept, and its origin.
+    """Read the runs of `sweep.py` in `run_dir`; without runs, the list of runs that was kept, and its origin.
 
     Raises:
-        NoRunsError: there are no runs and no list of this setting.
+        NoRunsError: there are no runs, and no list of this setting.
         UsageError: a file that cannot be read.
     """
     setting = str(spec.experiment.setting)
@@ -72,7 +72,7 @@ def _read_sweep(spec: Spec, folder: Path) -> Listed:
     entries = [entry for entry in index["runs"] if entry["kind"] == "run"]
     stages = [stage for entry in index["runs"] for stage in read_rungs(folder / entry["folder"])]
     done = {(folder / entry["folder"]).resolve() for entry in entries if entry["state"] == "done"}
-    # A folder may hold runs of a grid that has changed since: the index says which ones count.
+    # The folder may also hold runs of an earlier grid: the index lists the runs that count.
     runs = [run for run in read_runs(folder) if run.folder in done] if done else []
     environments = [_read(run.folder / ENVIRONMENT) for run in runs]
     marks = [_read(run.folder / DONE) for run in runs]
@@ -82,14 +82,14 @@ def _read_sweep(spec: Spec, folder: Path) -> Listed:
         "machine": "; ".join(dict.fromkeys(map(machine_of, environments))),
         "dates": sorted({mark["finished"][:10] for mark in marks}),
         "commits": sorted({str(environment["git"])[:9] for environment in environments}),
-        # With the flags that were laid over the file, but not where the runs lay.
+        # With the flags that override the file, but without --run_dir.
         "command": re.sub(r" --run_dir[ =]('[^']*'|\S+)", "", f"python {index['command']}"),
         "seconds": sum((mark["seconds"] for mark in marks), 0.0),
         "trial_seconds": sum((stage.get("seconds") or 0.0 for stage in stages), 0.0),
         "saved": _saved(runs),
     }
     missing = tuple(str(entry["folder"]) for entry in entries if entry["state"] != "done")
-    # Conditions of checks and of a paper's cells hold while the runs do not differ in them yet.
+    # Options in conditions need a column even while the runs do not differ in them yet.
     cells = [each for table in spec.published for each in (table.get("where", {}), *table["cells"].values())]
     named = {key for cell in cells for key in cell if key.startswith(("mixer.", "task."))}
     flags = {f"{key}.name" if key in ("mixer", "task") else key for grid in spec.experiment.grids for key in grid}
@@ -98,7 +98,7 @@ def _read_sweep(spec: Spec, folder: Path) -> Listed:
 
 
 def _saved(runs: Sequence[Run]) -> float:
-    """Return the share of all planned steps that was not trained because a callback stopped the run."""
+    """Return the share of all planned steps that early stopping saved."""
     planned = [int(run.config["trainer"]["max_steps"]) for run in runs]
     untrained = [
         steps - max(map(int, run.metrics["curve"]))
@@ -116,7 +116,7 @@ def _read(file: Path) -> Any:
 
 
 def read_records(file: Path) -> dict[str, Record]:
-    """Return the records that earlier commands kept; none without the file.
+    """Return the records of earlier commands; empty without the file.
 
     Raises:
         UsageError: the file is not JSON.
@@ -125,9 +125,9 @@ def read_records(file: Path) -> dict[str, Record]:
 
 
 def register(spec: Spec, stored: Mapping[str, Any]) -> Record:
-    """Return the record of a prediction before its runs: what is frozen, by its hash, and the commit that has it.
+    """Return the record of a prediction before its runs: the hash of its frozen part, and the commit of its file.
 
-    Until there are runs, a prediction whose file was not committed yet is registered anew.
+    A prediction whose file was not committed is registered again until there are runs.
     """
     file = str(specs.CONFIGS / "experiment" / f"{spec.name}.yaml")
     is_committed = git("status", "--porcelain", "--", file) == "" and git("ls-files", "--", file)
@@ -153,13 +153,13 @@ def record(spec: Spec, verdict: Verdict, listed: Listed, stored: Mapping[str, An
         before_runs = is_before(registered["predicted"]["commit"], listed.origin["commits"])
         registered["predicted"] = registered["predicted"] | {"before_runs": before_runs}
     checks = [check_record(check) for check in verdict.evidence.checks]
-    for check in checks:  # a share or a correlation is over all seeds
+    for check in checks:  # a share or a correlation uses all seeds
         check["seeds"] = check["seeds"] or listed.origin["seeds"]
     found = {"verdict": verdict.status, "checks": checks, "missing": verdict.evidence.missing}
     return finite({**registered, **listed.origin, **_texts(spec), **found})
 
 
 def is_before(commit: str | None, others: Sequence[str]) -> bool:
-    """Tell whether a commit is an ancestor of each of the others."""
+    """Return whether a commit is an ancestor of each of the others."""
     found = (git("merge-base", "--is-ancestor", commit, other) for other in others) if commit else [None]
     return all(each is not None for each in found)

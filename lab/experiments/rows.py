@@ -1,4 +1,4 @@
-"""The list of an experiment's runs, docs/results/NAME.csv: a row per run, selected and measured by column."""
+"""The list of an experiment's runs, docs/results/NAME.csv: select its rows, and measure its columns."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from zoo.evidence import Samples, paired
 from zoo.report.numbers import Number, plain
 
 Row: TypeAlias = dict[str, str]
-"""Texts by column: seed, metrics, options (`mixer.n_heads`), columns of probes; empty where a run has none."""
+"""A run as texts by column: seed, metrics, options (`mixer.n_heads`), columns of probes; empty if it has no value."""
 Where: TypeAlias = Mapping[str, Any]
 
 OPTION, PROBE = "option ", "probe "
-"""Beginnings of the columns in the file that are options, and of those that are a probe's."""
+"""Prefixes in the file of columns with options, and of columns measured by probes."""
 STEPS = "trainer.max_steps"
 
 
 class UnknownColumnError(UsageError):
-    """A column that no run has, such as a probe's whose numbers were not kept."""
+    """A column that no run has, such as the column of a probe whose numbers were not kept."""
 
 
 def _known(function: Callable[[Sequence[float]], float]) -> Callable[[Sequence[float]], float]:
-    """Return a function that is NaN if one of its numbers is: these have no order."""
+    """Wrap a function so that it returns NaN if one of its numbers is NaN, which has no order."""
     return lambda values: math.nan if any(map(math.isnan, values)) else function(values)
 
 
@@ -39,7 +39,7 @@ _EXTREMES = {"least": min, "most": max}
 
 
 def read_rows(text: str, fixed: Mapping[str, Any]) -> list[Row]:
-    """Read the list of runs; flags that all runs share, which it leaves out, become columns too."""
+    """Read the list of runs, and add columns for the flags that all runs share, which the list omits."""
     shared = {f"{key}.name" if key in ("mixer", "task") else key: plain(value) for key, value in fixed.items()}
     lines = csv.DictReader(io.StringIO(text))
     return [shared | {key.removeprefix(OPTION).removeprefix(PROBE): line[key] for key in line} for line in lines]
@@ -48,8 +48,8 @@ def read_rows(text: str, fixed: Mapping[str, Any]) -> list[Row]:
 def number_of(row: Row, metric: str) -> float:
     """Return a metric of a run, NaN if its cell is empty.
 
-    "a / b" is a ratio; "steps" are those to 90 %, or all of a run that got no further; "speed" is one over the steps to
-    90 %, or 0.
+    "a / b" is a ratio. "steps" are the steps to 90 %, or all steps if the run never gets there. "speed" is one over the
+    steps to 90 %, or 0.
 
     Raises:
         UnknownColumnError: there is no such column.
@@ -67,7 +67,7 @@ def number_of(row: Row, metric: str) -> float:
 
 
 def column(row: Mapping[str, Any], name: str) -> str:
-    """Return the column that a name means: test/accuracy for accuracy; @32 is another length, @4x a multiple.
+    """Resolve the name of a column: accuracy is test/accuracy, @32 means length 32, @4x four times the trained length.
 
     Raises:
         UnknownColumnError: there is no such column.
@@ -89,7 +89,7 @@ def _number(text: str) -> float:
 
 
 def select(rows: Sequence[Row], where: Where) -> list[Row]:
-    """Return the runs that meet all conditions; `least` and `most` are looked up among those that meet the others.
+    """Return the runs that meet all conditions; `least` and `most` apply to the runs that meet the others.
 
     Raises:
         UnknownColumnError: a column that no run has.
@@ -108,7 +108,7 @@ def select(rows: Sequence[Row], where: Where) -> list[Row]:
 
 
 def _meets(text: str, wanted: Any) -> bool:
-    """Tell whether a text is a value, one of several, none of several, or on the right side of a number."""
+    """Return whether a text meets a condition: a value, one of several, none of several, or a comparison."""
     if isinstance(wanted, Mapping):
         return not any(_meets(text, each) for each in wanted["not"])
     if isinstance(wanted, str) and (found := re.fullmatch(r"([<>]=?) *(\S+)", wanted)):
@@ -121,7 +121,7 @@ def _meets(text: str, wanted: Any) -> bool:
 
 
 def group(rows: Iterable[Row], over: str | Sequence[str]) -> dict[tuple[str, ...], list[Row]]:
-    """Return the runs by the values of some columns; `mixer` means its name and all its options."""
+    """Group the runs by the values of some columns; `mixer` means its name and all its options."""
     found: dict[tuple[str, ...], list[Row]] = {}
     names = [over] if isinstance(over, str) else over
     for row in rows:
@@ -138,7 +138,7 @@ def samples(rows: Sequence[Row], metric: str) -> Samples:
     """Return a metric by seed.
 
     Raises:
-        UsageError: two runs of one seed, which are no samples of one thing.
+        UsageError: two runs have the same seed.
     """
     found = {int(row["seed"]): number_of(row, metric) for row in rows}
     if len(found) < len(rows):
@@ -147,12 +147,12 @@ def samples(rows: Sequence[Row], metric: str) -> Samples:
 
 
 def median_of(rows: Iterable[Row], metric: str) -> float:
-    """Return the median of a metric over runs; NaN without runs, or if one has no number."""
+    """Return the median of a metric over runs; NaN without runs, or if a run lacks the number."""
     return TAKE["median"]([number_of(row, metric) for row in rows] or [math.nan])
 
 
 def operand(rows: Sequence[Row], given: Any, where: Where, metric: str) -> Samples | Number:
-    """Return a number as it is, or the measurements by seed of the runs that meet further conditions."""
+    """Return the operand of a quantity: a number unchanged, or the metric by seed of the runs that it selects."""
     if isinstance(given, int | float):
         return given
     reserved = {key: given[key] for key in ("metric", "take", "over", "learned") if key in given}
@@ -171,14 +171,14 @@ def operand(rows: Sequence[Row], given: Any, where: Where, metric: str) -> Sampl
 
 
 def by_seed(function: Any, *operands: Samples | Number) -> Samples:
-    """Apply a function seed by seed, over the seeds that all operands have; a plain number serves every seed."""
+    """Apply a function seed by seed, over the seeds that all operands share; a plain number is used for every seed."""
     seeds = {seed for each in operands if isinstance(each, Mapping) for seed in each}
     broadcast = [each if isinstance(each, Mapping) else dict.fromkeys(sorted(seeds), each) for each in operands]
     return paired(function, *broadcast)
 
 
 def describe(values: Mapping[str, Any]) -> str:
-    """Describe options: names as they are, other values with their column; what a mixer lacks is left out.
+    """Describe options: names alone, other values with their column; omit options that a mixer lacks.
 
     >>> describe({"mixer.name": "ssd", "mixer.init": "recall", "mixer.dt_max": None})
     'ssd, init=recall'

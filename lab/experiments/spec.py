@@ -1,4 +1,4 @@
-"""An experiment as data: one YAML file with question, prediction, grid, checks and plots (docs/experiments.md)."""
+"""Read an experiment from its YAML file: question, prediction, grid, checks and plots (docs/experiments.md)."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ class Spec:
 
     Attributes:
         experiment: the grid of its runs, for `sweep.py`.
-        question: one sentence.
-        source: where the prediction comes from.
-        refuted_by: the measurement that would refute it.
+        question: the question, one sentence.
+        source: source of the prediction.
+        refuted_by: measurement that would refute it.
         probes: names of the probes whose columns its checks use.
         checks: the checks by key.
         plots: the panels of its figure.
-        found: what came out, a sentence or two with placeholders; no part of what is frozen.
+        found: the result in a sentence or two with placeholders; not frozen.
         effect: name of the check that the page shows first.
-        recipe: of a paper, how its runs are made and where they depart from the authors'.
-        published: of a paper, its tables (`lab.experiments.papers`).
+        recipe: for a paper, how its runs are made and how they depart from the authors'.
+        published: for a paper, its tables (`lab.experiments.papers`).
     """
 
     experiment: Experiment
@@ -94,7 +94,7 @@ class Spec:
 
 
 def list_specs(kind: str = "experiment") -> dict[str, str]:
-    """Return the question of each experiment by its name, or of each paper; a sweep without a judge is neither.
+    """Return the question of each experiment (or paper) by its name, without files that have nothing to judge.
 
     Raises:
         UsageError: a file that cannot be read.
@@ -109,11 +109,11 @@ def _has_judge(file: Mapping[str, Any]) -> bool:
 
 
 def read_spec(name: str, setting: str | None = None, kind: str = "experiment") -> Spec:
-    """Read the file of an experiment or of a paper in one of its settings, by default the file's own.
+    """Read the file of an experiment or a paper in one of its settings, by default the file's default.
 
     Raises:
         UnknownNameError: there is no such experiment or paper.
-        UsageError: a file that cannot be read, a key, verb or probe that there is not.
+        UsageError: an unreadable file, an unknown key or probe, a wrong combination of keys.
     """
     file = CONFIGS / kind / f"{name}.yaml"
     experiment = read_experiment(file, setting) if file.is_file() else None
@@ -135,7 +135,7 @@ def read_spec(name: str, setting: str | None = None, kind: str = "experiment") -
 
 
 def _check_check(source: str, check: Any, others: Mapping[str, Any]) -> None:
-    """Check the keys of a check and of the controls in it."""
+    """Check the keys of a check and of its controls."""
     check_keys(source, check, KEYS)
     for kinds, least in ((REGIONS, 1), (QUANTITIES, 0)):
         if not least <= sum(key in check for key in kinds) <= 1:
@@ -150,7 +150,7 @@ def _check_check(source: str, check: Any, others: Mapping[str, Any]) -> None:
 
 
 def verb_of(check: Mapping[str, Any]) -> str | None:
-    """Return which of `QUANTITIES` a check measures; None for a metric as it is."""
+    """Return the one of `QUANTITIES` that a check measures; None for the metric itself."""
     return next((verb for verb in QUANTITIES if verb in check), None)
 
 
@@ -161,12 +161,12 @@ def controls_of(check: Mapping[str, Any], kind: str) -> list[str | Mapping[str, 
 
 
 def cells_of(check: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the conditions of each check that a mapping with `each` means; one empty cell without it."""
+    """Yield the conditions of each cell of a check with `each`; without it, a single empty cell."""
     each = check.get("each", {})
     for grid in each if isinstance(each, list) else [each]:
         yield from product({column: values_of("each", column, values) for column, values in grid.items()})
 
 
 def text_of(value: Any) -> str:
-    """Return a text of a file on one line; empty for none."""
+    """Return a text of a file on one line; empty for null."""
     return " ".join(str(value or "").split())

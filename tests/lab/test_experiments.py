@@ -463,7 +463,7 @@ def test_a_layer_is_distilled_into_heads(generator: torch.Generator) -> None:
     assert best == pytest.approx(bound, rel=0.1)
     assert fitted == pytest.approx(bound, rel=0.1)
     assert max(enough) < 1e-10
-    with refused("GRU is no linear time-invariant layer"):
+    with refused("GRU is not linear and time-invariant"):
         distil(create_mixer("gru", 6).double(), x, others)
 
 
