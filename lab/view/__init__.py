@@ -1,6 +1,6 @@
-"""Compare the results of many runs of train.py and sweep.py: as records, tables, charts and in TensorBoard.
+"""Compare many runs of train.py and sweep.py: as records, tables and charts, and in TensorBoard.
 
-`read_runs` returns the runs under a folder as plain records. It needs no torch.
+`read_runs` returns the runs under a folder, without importing torch.
 """
 
 from lab.run.record import Run

@@ -1,14 +1,14 @@
-"""The cells of the leaderboard: a mixer on a task is a sweep of one configuration, and its stored record.
+"""The cells of the leaderboard, each a mixer on a task: run one as a sweep of one configuration, and store its record.
 
 A record is plain data:
 
     {"mixer": "lstm", "task": "mqar", "metric": "accuracy", "chance": 0.03, "lr": 0.01, "params": 50000,
      "state_bytes": 320, "window": {"octaves": 1.7, "at_least": false}, "shape": ..., "digest": ...,
-      "runs": [{"seed": 0, "score": 0.7, "curve": {"300": 0.2, "600": 0.99}, "steps_to_90": 600, "converged": true,
+     "runs": [{"seed": 0, "score": 0.7, "curve": {"300": 0.2, "600": 0.99}, "steps_to_90": 600, "converged": true,
                "stopped_early": true, "tokens_per_second": 3e4, "seconds": 9.9}, ...],
      "commits": [...], "machines": [...]}
 
-"score" is the test score, at the longest length; "curve" has validation scores, at `BUDGETS` and at the end.
+"score" is the test score at the longest length; "curve" has validation scores at `BUDGETS` and at the end.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from zoo.targets import is_target, short
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "configs" / "leaderboard.yaml"
 ALL = "all"
-"""The name for all registered mixers."""
+"""Value of --mixers that means all registered mixers."""
 
 BUDGETS = (300, 600, 1200, 2400)
-"""Steps at which a record keeps the score by validation."""
+"""Steps at which a record keeps the validation score."""
 OF_A_RUN = ("steps_to_90", "converged", "stopped_early", "tokens_per_second", "seconds")
-"""Metrics that a record keeps of each run, besides score and curve."""
+"""Metrics of each run in a record, besides score and curve."""
 
 Record: TypeAlias = dict[str, Any]
-"""A cell that was run, as docs/leaderboard.json has it."""
+"""A finished cell, as stored in docs/leaderboard.json."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,11 @@ class Cell:
     """A mixer on a task: a sweep of one configuration.
 
     Attributes:
-        task: name of the file's setting.
-        mixer: name as tables show it.
-        experiment: tunes it, and has all its seeds. A table shows only cells whose `shape` is that of its task today.
-        digest: digest of everything that decides the results; a cell is run again if it has changed.
+        task: name of the task's setting in the file.
+        mixer: name of the mixer in tables.
+        experiment: experiment with tuning and all seeds. Tables omit cells whose `shape` differs from the task's
+            current one.
+        digest: digest of everything that decides the results; if it has changed, the cell is run again.
     """
 
     task: str
@@ -70,15 +71,15 @@ class Cell:
 
     @classmethod
     def of(cls, task: str, mixer: str, experiment: Experiment) -> Cell:
-        """Return the cell of an experiment that holds several mixers or none.
+        """Return the cell of a mixer, which the experiment need not contain.
 
         Raises:
-            UsageError: options that train.py would refuse.
+            UsageError: options that train.py rejects.
         """
         of_mixer = next((grid for grid in experiment.grids if mixer in grid["mixer"]), experiment.grids[0])
         experiment = replace(experiment, grids=(of_mixer | {"mixer": [mixer]},))
         own = Path(mixer.rpartition(":")[0]) if is_target(mixer) else None
-        # A file of one's own counts by its text, wherever it lies.
+        # Your own file enters the digest by its text, not by its path.
         source = own.read_text(encoding="utf-8") if own and own.is_file() else None
         options = {flag: value for flag, (value, *_) in of_mixer.items() if flag != "seed"}
         config = deciding_options(parse(arguments(experiment.fixed | options | {"mixer": mixer})).config)
@@ -88,22 +89,22 @@ class Cell:
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds that are asked for."""
+        """The requested seeds."""
         return list(self.experiment.grids[0]["seed"])
 
     def missing(self, record: Record | None) -> list[int]:
-        """Return the seeds that a record of the cell lacks: all of them if it has another configuration."""
+        """Return the seeds that a record of the cell lacks; all of them if its configuration has changed."""
         there = {run["seed"] for run in record["runs"]} if record and record["digest"] == self.digest else ()
         return [seed for seed in self.seeds if seed not in there]
 
 
 def task_names(file: Path = FILE) -> list[str]:
-    """Return the tasks of the file, in its order."""
+    """Return the tasks of the file, in order."""
     return list(read_mapping(file)["settings"])
 
 
 def of_today(records: Iterable[Record]) -> list[Record]:
-    """Return the records whose task still has the shape with which they were run."""
+    """Return the records whose task has not changed since they were run."""
     shapes = {task: read_experiment(FILE, task).shape for task in task_names()}
     return [record for record in records if record["shape"] == shapes.get(record["task"])]
 
@@ -112,13 +113,13 @@ def read_cells(mixers: Sequence[str], tasks: Sequence[str], n_seeds: int | None,
     """Return the cells of these mixers and tasks, task by task.
 
     Args:
-        mixers: registered names or targets; `ALL` for the registry, none for those of the file.
-        tasks: settings of the file; none for all.
-        n_seeds: number of seeds, from 0 on; default those of the file.
-        file: an experiment's file with a setting for each task.
+        mixers: registered names or targets; `ALL` for the registry, empty for the mixers of the file.
+        tasks: settings of the file; empty for all.
+        n_seeds: number of seeds, counted from 0; default the seeds of the file.
+        file: file of an experiment, with a setting per task.
 
     Raises:
-        UsageError: an unknown task or mixer, a file of one's own that cannot be run, two of one name.
+        UsageError: an unknown task or mixer, a mixer of your own that cannot be run, two mixers with one short name.
     """
     known = task_names(file)
     for task in tasks:
@@ -128,8 +129,8 @@ def read_cells(mixers: Sequence[str], tasks: Sequence[str], n_seeds: int | None,
     shown: dict[str, str] = {}
     for name in names:
         if (other := shown.setdefault(short(name), name)) != name:
-            raise UsageError(f"{name} and {other} would be one row, {short(name)}: rename a class")
-    for name in names:  # refused once, not in every cell
+            raise UsageError(f"{name} and {other} would share the row {short(name)}: rename a class")
+    for name in names:  # checked once, not in every cell
         if is_ours(MIXERS[name]):
             continue
         task, model = build(parse([f"--mixer={name}"]).config)
@@ -146,7 +147,7 @@ def read_cells(mixers: Sequence[str], tasks: Sequence[str], n_seeds: int | None,
 
 
 def in_order(cells: Sequence[Cell], records: Mapping[tuple[str, str], Record]) -> list[Cell]:
-    """Return the cells that lack seeds, empty ones first, diagonal by diagonal: rows and columns fill evenly."""
+    """Return the cells that lack seeds, empty ones first, in diagonals, so that rows and columns fill evenly."""
     mixers, tasks = list(dict.fromkeys(cell.mixer for cell in cells)), list(dict.fromkeys(cell.task for cell in cells))
     missing = [(cell, cell.missing(records.get((cell.mixer, cell.task)))) for cell in cells]
 
@@ -159,9 +160,9 @@ def in_order(cells: Sequence[Cell], records: Mapping[tuple[str, str], Record]) -
 
 
 def run_cell(cell: Cell, record: Record | None, request: Request, stop: Stop) -> Record | None:
-    """Run the seeds that a cell lacks and return its record; None if it was stopped, or if every trial or run failed.
+    """Run the missing seeds of a cell and return its record; None if stopped, or if all trials or runs failed.
 
-    With a record of the same configuration only the missing seeds are run, at the rate that was picked.
+    If there is a record of the same configuration, only the missing seeds are run, at its learning rate.
 
     Raises:
         UsageError: a size that cannot be matched, a model that cannot be built.
@@ -186,7 +187,7 @@ def run_cell(cell: Cell, record: Record | None, request: Request, stop: Stop) ->
 
 
 def _record(cell: Cell, metric: str, runs: Sequence[Run], kept: Record | None) -> Record:
-    """Return the record of a cell: that which was kept, or one from these runs, with these runs added."""
+    """Return the record of a cell with these runs added: to the earlier record, or to a new one."""
     metrics, window = runs[0].metrics, runs[0].window
     begun: Record = kept or {
         "mixer": cell.mixer,

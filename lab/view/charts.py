@@ -1,4 +1,4 @@
-"""The charts of a comparison, as data: learning curves, and scores against length, state, heads and task facts."""
+"""The charts of a comparison as data: learning curves, and scores against length, state, heads and task facts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from lab.view.rows import Group, Row, label_of, numbers_by_size
 from zoo.report import numbers, plots
 from zoo.report.numbers import Number
 
-_MOST_POINTS = 1000  # of a line; a longer curve is drawn by every n-th point and the last
+_MOST_POINTS = 1000  # per line; of a longer curve every n-th point and the last are drawn
 _ROUNDOFF = 1e-15
-"""A computed error below this is zero, which a logarithmic axis cannot show."""
+"""Errors below this are numerically zero, which a logarithmic axis cannot show."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class Series:
 
     Attributes:
         label: the configuration, or the mixer if each point is a configuration.
-        mixer: the mixer of its configurations.
-        variant: number of the line among the mixer's lines; decides the dashes.
-        look: colour and marker: the mixer's, or the line's own in a chart of one mixer.
+        mixer: the mixer of the line.
+        variant: index of the line among the mixer's lines; selects the dashes.
+        look: colour and marker of the mixer; in a chart of a single mixer, of the line.
         x: abscissae, ascending.
         y: means over seeds.
         spread: standard deviations over seeds; 0 for one seed.
-        points: labels of the points' configurations, if each point is one.
+        points: labels of the points' configurations, if each point is a configuration.
     """
 
     label: str
@@ -48,11 +48,11 @@ class Series:
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """Labels of the configurations that it shows."""
+        """Labels of the configurations in the line."""
         return self.points or (self.label,)
 
     def band(self, log: bool) -> tuple[list[Number], list[Number]]:
-        """Return mean minus and plus deviation; on a logarithmic axis nothing falls below a tenth of the mean."""
+        """Return mean minus and plus deviation; on a logarithmic axis, at least a tenth of the mean."""
         low = [max(y - s, y / 10) if log else y - s for y, s in zip(self.y, self.spread, strict=True)]
         return low, [y + s for y, s in zip(self.y, self.spread, strict=True)]
 
@@ -71,9 +71,9 @@ class Chart:
         log_y: whether the vertical axis is logarithmic.
         chance: level of a horizontal line.
         trained_at: abscissa of a vertical line: the length of training.
-        floor: {abscissa: least ordinate that theory allows}.
-        without: abscissa of the points that have none, such as mixers without a state on a logarithmic axis.
-        joined: whether a line joins the points and its spread is a band; else each point has a bar.
+        floor: {abscissa: theoretical lower bound of the ordinate}.
+        without: abscissa for points at zero on a logarithmic axis, such as mixers without a state.
+        joined: whether lines join the points, with a band for the spread; otherwise each point has an error bar.
     """
 
     kind: str
@@ -91,7 +91,7 @@ class Chart:
 
     @property
     def is_share(self) -> bool:
-        """Whether the ordinate is a score from zero to one: the axis shows all of it."""
+        """Whether the ordinate is a score between zero and one, so that the axis shows the whole range."""
         return not self.log_y and SCORES.get(self.y_label.split()[-1], False)
 
     @property
@@ -101,7 +101,7 @@ class Chart:
 
     @property
     def ticks(self) -> dict[Number, str] | None:
-        """{abscissa: label} of the horizontal axis; None where any round numbers will do."""
+        """{abscissa: label} of the horizontal axis; None for automatic ticks."""
         points = self.abscissae
         if self.kind == "state":
             sizes = [x for x in points if x != self.without]
@@ -114,7 +114,7 @@ class Chart:
 
 
 def charts_of(group: Group) -> list[Chart]:
-    """Return the charts of a task that have anything to show, learning curves first."""
+    """Return the charts of a task that are not empty, learning curves first."""
     lines, by_size = partial(_lines, group), partial(_by_size, group)
     score = group.score.replace("_", " ")
     tested, validated, against = f"test {score}", f"validation {score}", f"{score.capitalize()} against"
@@ -122,7 +122,7 @@ def charts_of(group: Group) -> list[Chart]:
         "log_y": group.score in ("relative_squared_error", "perplexity"),
         "chance": group.chance if group.score == "accuracy" else None,
     }
-    # Text is scored by its perplexity, but of other lengths and of its facts the accuracy is kept.
+    # Text is scored by perplexity, but its metrics at other lengths and by facts are accuracies.
     part = "relative_squared_error" if group.score == "relative_squared_error" else "accuracy"
     part_text = part.replace("_", " ")
     sizes = [size for row in group.rows if (size := row.center("state_bytes"))]
@@ -169,7 +169,7 @@ def charts_of(group: Group) -> list[Chart]:
         Chart(
             "rate",
             f"{against} learning rate",
-            "learning rate, each at the last rung that its trial reached",
+            "learning rate (score at the last rung that its trial reached)",
             validated,
             lines(lambda row: [_by_rate(row.window)]),
             log_x=True,
@@ -184,18 +184,18 @@ def charts_of(group: Group) -> list[Chart]:
 
 
 def _curve(tag: str) -> Callable[[Row], list[dict[Number, Number]]]:
-    """Return a function that reads a curve of each of a row's runs."""
+    """Return a function that reads the curve of each run of a row."""
     return lambda row: [dict(run.curves.get(tag, [])) for run in row.runs]
 
 
 def _by_rate(window: Mapping[str, Any] | None) -> dict[Number, Number]:
-    """{learning rate: score} of the rates that did not diverge."""
+    """Return {learning rate: score} without diverged rates."""
     rates = window.get("rates", ()) if window else ()
     return {rate["lr"]: rate["score"] for rate in rates if rate["score"] is not None}
 
 
 def _at_lengths(run: Run, row: Row, score: str) -> dict[Number, Number]:
-    """{length: score}, with the score at the length of training if there are others."""
+    """Return {length: score}, with the score at the training length if there are other lengths."""
     found: dict[Number, Number] = {**at_lengths(run.metrics, score)}
     length, value = row.options.get("task.seq_len"), number_at(run.metrics, row.split, score)
     if found and length is not None and value is not None:
@@ -204,7 +204,7 @@ def _at_lengths(run: Run, row: Row, score: str) -> dict[Number, Number]:
 
 
 def _lines(group: Group, points: Callable[[Row], Sequence[Mapping[Any, Number]]]) -> tuple[Series, ...]:
-    """Return a line for each configuration, from the points {x: y} of each of its seeds."""
+    """Return a line per configuration, from the points {x: y} of each of its seeds."""
     lines = {}
     for row in sorted(group.rows, key=lambda row: numbers_by_size(row.label)):
         seeds = points(row)
@@ -245,7 +245,7 @@ def _mean_and_spread(values: Sequence[Number]) -> tuple[Number, Number]:
 
 
 def _floor(group: Group) -> dict[Number, Number]:
-    """{heads: least error}, as far as a logarithmic axis can show it."""
+    """Return {heads: least error}, without errors that are numerically zero."""
     known = [run.metrics.get("floor_at_heads", {}) for row in group.rows for run in row.judged]
     found = {int(heads): error for each in known for heads, error in each.items() if error is not None}
     return {heads: error for heads, error in sorted(found.items()) if error > _ROUNDOFF}

@@ -1,4 +1,4 @@
-"""The verb `zoo compare`, an entry point of lab: runs side by side in tables, in files or in TensorBoard."""
+"""The command `zoo compare`, an entry point of lab: compare runs in tables, in files or in TensorBoard."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ _ABOUT = "Mean ± standard deviation over seeds; the best mean of a task and bud
 _OF_THE_PAGE = (
     "A band or a bar is one standard deviation. Grey rows have no test score. Click on a legend to hide a "
     "configuration in all charts, double-click to hide all others. The numbers next to the seeds link to the runs. "
-    "The address keeps the selection."
+    "The page's address stores the selection."
 )
 _OF_A_PAPER = ("curve", "length", "state", "heads")
 """Kinds of charts that `--figure` draws."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Put runs side by side: tables, a page of curves and scores, TensorBoard.
+    """Compare runs in tables, on a page of curves and scores, or in TensorBoard.
 
     Raises:
-        UsageError: flags that do not go together, nothing to show.
-        ValueError: no run that can be read.
+        UsageError: flags that cannot be combined, nothing to show.
+        ValueError: no readable run.
         MissingExtraError: a package of the extra `report` is not installed.
     """
     parser = Parser("zoo compare")
     parser.description = (
-        "Put runs of train.py and sweep.py side by side, unfinished ones too: a table for each task, seeds together. "
+        "Compare runs of train.py and sweep.py, also unfinished ones, in a table per task, averaged over seeds. "
         "Writes compare.csv, compare.md, compare.png and compare.html, a page that needs no network."
     )
     add = parser.add_argument
     add("folder", type=Path, metavar="DIR", nargs="?", default=Path("runs"), help="folder of the runs; default runs")
     add("--out", type=Path, metavar="DIR", help="folder of the files; default DIR/compare")
     add("--trials", action="store_true", help="include the trials that sweep.py --tune did not pick")
-    add("--any_budget", action="store_true", help="rank runs of different steps, batch sizes and data together")
-    add("--figure", type=Path, metavar="FILE", help="instead, write a figure for a paper: a name in .pdf, .svg or .png")
+    add("--any_budget", action="store_true", help="rank runs with different steps, batch sizes or data together")
+    add("--figure", type=Path, metavar="FILE", help="instead, write a figure for a paper to a .pdf, .svg or .png file")
     add("--columns", type=int, choices=(1, 2), default=1, help="width of the figure in columns of a page (1)")
     add("--tensorboard", action="store_true", help="instead of writing files, serve TensorBoard until Ctrl-C")
-    add("--port", type=int, metavar="N", help="port of TensorBoard (6006, or the next that is free)")
+    add("--port", type=int, metavar="N", help="port of TensorBoard (6006, or the next free one)")
     arguments = parser.parse_args(argv)
     if arguments.port is not None and not arguments.tensorboard:
         raise UsageError("--port goes with --tensorboard")
@@ -60,11 +60,11 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("--tensorboard writes no files: leave --out out")
     if arguments.figure is not None:
         require_kind("--figure", arguments.figure)
-    gc.disable()  # many objects, hardly a cycle: looking for them takes an eighth of the time
+    gc.disable()  # many objects but hardly a cycle: collection would take an eighth of the time
     try:
         return _compare(arguments)
     finally:
-        gc.freeze()  # nor at the exit
+        gc.freeze()  # also skip the collection at exit
         gc.enable()
 
 
@@ -104,10 +104,10 @@ def _compare(arguments: Namespace) -> int:
 
 
 def write_comparison(groups: Sequence[Group], folder: Path) -> list[Path]:
-    """Write compare.csv, .md and .html into `folder`, which is made, and .png if a run is tested; each file whole.
+    """Write compare.csv, .md and .html, and .png if a run is tested, into `folder`, which is created if needed.
 
     Raises:
-        MissingExtraError: matplotlib or plotly is not installed; before anything is written.
+        MissingExtraError: matplotlib or plotly is not installed; nothing has been written.
         OSError: the folder cannot be written.
     """
     about, sections = f"{describe(groups)} {_ABOUT}", [section_of(group) for group in groups]
@@ -123,7 +123,7 @@ def write_comparison(groups: Sequence[Group], folder: Path) -> list[Path]:
 
 
 def describe(groups: Sequence[Group]) -> str:
-    """Return in a sentence how many runs of which tasks are compared."""
+    """Return a sentence with the number of compared runs and their tasks."""
     rows = [row for group in groups for row in group.rows]
     runs = [run for row in rows for run in row.runs]
     unfinished = sum(run.state == "unfinished" for run in runs)

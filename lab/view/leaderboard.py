@@ -1,6 +1,6 @@
-"""`python -m lab leaderboard`: run the cells that the leaderboard lacks, and write its pages.
+"""Command `python -m lab leaderboard`: run the missing cells of the leaderboard, and write its pages.
 
-The pages are those of a comparison (`lab.view.table`, `lab.view.page`), made of stored records instead of run folders.
+The tables are built like those of a comparison (`lab.view.table`), but from stored records instead of run folders.
 """
 
 from __future__ import annotations
@@ -54,17 +54,15 @@ STORED, PAGE, SORTABLE = "leaderboard.json", "leaderboard.md", "leaderboard_tabl
 PICTURE = "figures/leaderboard.png"
 
 HELP = """\
-A cell is a mixer on a task: its learning rate is tuned, then every seed is trained and tested. Each finished cell goes
-into leaderboard.json at once, and is run again only if its configuration has changed. The stored cells of docs are
-there from the beginning; only --out docs changes them. Ctrl-C saves the runs; the same
-command resumes them.
+A cell is a mixer on a task: its learning rate is tuned, then every seed is trained and tested. A finished cell is
+stored in leaderboard.json at once, and run again only if its configuration has changed. A new leaderboard starts with
+the stored cells of docs; only --out docs changes these. Ctrl-C saves the runs; the same command resumes them.
 
   python -m lab leaderboard --dry_run
   python -m lab leaderboard --mixers lstm,my_mixers.py:Mine --tasks mqar,text
   python -m lab leaderboard --mixers all --budget_minutes 60
 
-Exit status: 0 when all that was begun is done, 1 when a cell failed, 2 for a command that is not valid, 130 when
-interrupted.
+Exit status: 0 every cell that was started is done; 1 a cell failed; 2 invalid command line; 130 interrupted.
 """
 ABOUT = (
     "All mixers have the same width, their authors' options, and a learning rate tuned on two other seeds. A run ends "
@@ -75,11 +73,11 @@ ABOUT = (
 NOTES = (
     "A task is solved if the test score is at least nine tenths of the way from chance to a perfect score. Models "
     "train on parity and a5_words at length 16 and are tested at 64.",
-    "A mixer without a convolution of its own gets a residual one of four taps before it.",
+    "A mixer without its own convolution is preceded by a residual convolution of four taps.",
     "Learning rates are tuned on validation, in half octaves (docs/tuning.md). For relative squared errors, lower is "
     "better. An empty cell has not been run. Other runs share the machine during training.",
-    "An earlier leaderboard of 19 mixers on nine tasks is withdrawn. It put a convolution without a skip before every "
-    "block: with it the hybrid scored .27 on mqar with fresh seeds, without it 1.00. It also judged the seed on which "
+    "We withdrew an earlier leaderboard of 19 mixers on nine tasks. It put a convolution without a skip before every "
+    "block: with it the hybrid scored .27 on mqar with fresh seeds, without it 1.00. It also scored the seed on which "
     "the rate was tuned, and stopped after 600 steps, converged or not.",
 )
 
@@ -88,10 +86,10 @@ NOTES = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Carry out a command line; see HELP for the exit status."""
+    """Run a command line and return the exit status; see HELP."""
     parser = Parser(
         "python -m lab leaderboard",
-        description="Run the cells that the leaderboard lacks, and write its pages.",
+        description="Run the missing cells of the leaderboard, and write its pages.",
         epilog=HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -99,8 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     of_file = "default those of configs/leaderboard.yaml"
     add("--mixers", type=_names, default=[], metavar="A,B", help=f"names, file.py:Class, or all; {of_file}")
     add("--tasks", type=_names, default=[], metavar="A,B", help=of_file)
-    add("--seeds", type=_positive, metavar="N", help=f"number of seeds, from 0 on; {of_file}")
-    add("--budget_minutes", type=float, metavar="M", help="begin no further cell after this time")
+    add("--seeds", type=_positive, metavar="N", help=f"number of seeds, counted from 0; {of_file}")
+    add("--budget_minutes", type=float, metavar="M", help="start no further cell after this time")
     add("--slots", type=_positive, metavar="N", help="runs at a time; default: the cores")
     add("--run_dir", type=Path, default=Path("runs/leaderboard"), metavar="DIR", help="default runs/leaderboard")
     add("--out", type=Path, metavar="DIR", help="folder of the pages; default that of --run_dir")
@@ -116,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(make_table(("task", "mixer", "seeds to run"), rows, "lll"))
         return 0
     request = Request(run_dir=given.run_dir, slots=given.slots)
-    # Ctrl-C, or a scheduler, asks the runs to save and stop; a second signal kills them.
+    # The first signal, Ctrl-C or a scheduler's, makes the runs save and stop; a second one kills them.
     with handled((CTRL_C, *SCHEDULER), lambda *_: stop.ask()):
         for at, cell in enumerate(todo, 1):
             minutes = (time.monotonic() - began) / 60
@@ -153,7 +151,7 @@ def _positive(text: str) -> int:
 
 
 class Leaderboard:
-    """The records in a folder, by mixer and task, and the pages made of them; a new folder begins with those of docs.
+    """The records in a folder, by mixer and task, and their pages; a new folder starts with the records of docs.
 
     Raises:
         UsageError: the file is not JSON, or the folder is a file.
@@ -165,7 +163,7 @@ class Leaderboard:
 
     def _read(self) -> dict[tuple[str, str], Record]:
         if self.out.exists() and not self.out.is_dir():
-            raise UsageError(f"{self.out} is no folder to write {STORED} into")
+            raise UsageError(f"{self.out} is not a folder, so {STORED} cannot be written there")
         file = next((file for file in (self.out / STORED, ROOT / "docs" / STORED) if file.is_file()), None)
         try:
             stored = [] if file is None else read_json(file)
@@ -175,20 +173,20 @@ class Leaderboard:
 
     @property
     def shown(self) -> list[Record]:
-        """The records of tasks that are as they were."""
+        """The records whose tasks have not changed since."""
         return of_today(self.records.values())
 
     def get(self, cell: Cell) -> Record | None:
-        """Return the record of a cell, of whatever configuration."""
+        """Return the record of a cell's mixer and task, even if its configuration has changed."""
         return self.records.get((cell.mixer, cell.task))
 
     def merge(self, record: Record) -> list[Path]:
-        """Add a record to those now in the file, in place of an older one of its cell; return the files."""
+        """Read the file again, add or replace the record of a cell, and write everything; return the files."""
         self.records = self._read() | {(record["mixer"], record["task"]): record}
         return self.write()
 
     def write(self) -> list[Path]:
-        """Write file and pages, without cells whose task has changed since; return the files."""
+        """Write the records, and the pages without cells whose task has changed; return the files."""
         kept = sorted(self.records.values(), key=lambda each: (place(each["mixer"]), each["task"]))
         shown = self.shown
         groups = groups_of(shown, task_names())
@@ -198,7 +196,7 @@ class Leaderboard:
         notes = [ABOUT, *NOTES, origin(shown)]
         end = [line for note in notes for line in (note, "")] + [*explain(sections, LISTED), "", *command]
         about = "\n".join(
-            [*picture, f"[{SORTABLE}]({SORTABLE}) has the scores, to sort and to filter. Notes are below the tables."]
+            [*picture, f"To sort and filter the scores, open [{SORTABLE}]({SORTABLE}). Notes are below the tables."]
         )
         pages = {
             STORED: as_json(kept),
@@ -214,7 +212,7 @@ class Leaderboard:
 
 
 class MedianRow(Row):
-    """A configuration whose numbers are medians over seeds, the score with its interval."""
+    """A configuration with medians over seeds instead of means, and an interval for the score."""
 
     decimals: ClassVar[int] = 2
 
@@ -234,7 +232,7 @@ class MedianRow(Row):
         return f"{text} [{', '.join(of_ends)}]" if of_ends else text
 
     def values_at(self, steps: int) -> list[float]:
-        """Return validation scores after these steps, or at the end of runs that stopped before."""
+        """Return validation scores after this number of steps, or at the end of runs that stopped earlier."""
         curves = ({int(step): y for step, y in run.metrics["curve"].items() if y is not None} for run in self.judged)
         return [curve[max(at)] for curve in curves if (at := [step for step in curve if step <= steps])]
 
@@ -246,7 +244,7 @@ def _median(values: Sequence[float]) -> float | None:
 def _at_budget(steps: int) -> Column:
     return Column(
         f"at {steps:,}",
-        "median validation score after these steps, or at the end of runs that ended before",
+        "median validation score after these steps, or at the end of runs that ended earlier",
         lambda row: row.text(_median(row.values_at(steps))),
         value=lambda row: _median(row.values_at(steps)),
     )
@@ -268,7 +266,7 @@ TIME = Column(
 
 
 def groups_of(records: Sequence[Record], tasks: Sequence[str]) -> list[Group]:
-    """Return the tasks that have records, in the order of `tasks`, the mixers best first."""
+    """Return the tasks that have records, in the order of `tasks`, each with the best mixer first."""
     groups = []
     for task in tasks:
         found = [record for record in records if record["task"] == task]
@@ -303,14 +301,14 @@ def task_config(task: str) -> dict[str, Any]:
 
 
 def section_of(group: Group) -> Section:
-    """Return a task's table, with the time that it took."""
+    """Return a task's table, with scores at each budget and the time of the runs."""
     name, *others = columns_of(group)
     columns = [replace(name, heading="mixer"), *others, *map(_at_budget, BUDGETS), CONVERGED, TIME]
     return Section(group.title, columns, group.rows)
 
 
 def overview(groups: Sequence[Group]) -> Section:
-    """Return the table of all tasks: a line for each mixer, in the order of the registry, and two for guesses."""
+    """Return the table of all tasks: a line per mixer, in the order of the registry, then two lines of guesses."""
     columns, lines = [Column("mixer", "", lambda line: line.label, text=True)], {}
     for group in groups:
         first = group.rows[0]
@@ -325,12 +323,12 @@ def overview(groups: Sequence[Group]) -> Section:
 
 
 def _guess(label: str, score: str, value: float | None) -> MedianRow:
-    """Return the score of a guess as a row, which is not tested."""
+    """Return the score of a guess as a row that counts as not tested."""
     return MedianRow(label, {}, (Run(Path(), {"mixer": {"name": label}}, {"val": {score: value}}, "trained"),), score)
 
 
 def _task_column(group: Group, rows: Mapping[str, Row]) -> Column:
-    """Return a task's scores, by the label of a line."""
+    """Return the column of a task's scores in the table of all tasks."""
     return Column(
         group.title,
         "",
@@ -342,14 +340,14 @@ def _task_column(group: Group, rows: Mapping[str, Row]) -> Column:
 
 
 def as_data(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return what the sortable page and the gallery show of each cell, as plain data."""
+    """Return the cells as plain data for the sortable page and the gallery."""
     mixers: dict[str, dict[str, Any]] = {}
     for group in groups:
         for row in group.rows:
             if not isinstance(row, MedianRow):
                 continue
             known = row.label in MIXERS
-            family = MIXERS.entry(row.label).family if known else "of one's own"
+            family = MIXERS.entry(row.label).family if known else "your own"
             look = look_of(row.label)._asdict()
             mixer = mixers.setdefault(row.label, {"name": row.label, "family": family, "look": look, "cells": {}})
             name, window = f"{row.label} on {group.title}", window_text(row.window)
@@ -374,7 +372,7 @@ def as_data(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def over_all(groups: Sequence[Group]) -> Column:
-    """Return the interquartile mean over tasks of the share of the way to a perfect score, of mixers that have all."""
+    """Return a column for mixers with all tasks: the interquartile mean of the share of the way to a perfect score."""
     by_mixer: dict[str, list[list[float]]] = {}
     for group in groups:
         for row in group.rows:
@@ -394,7 +392,7 @@ def over_all(groups: Sequence[Group]) -> Column:
 
 
 def origin(records: Sequence[Record]) -> str:
-    """Describe in a few sentences how the records were made, and which mixers have none."""
+    """Return a few sentences on how the records were made, and on the mixers without records."""
     if not records:
         return "No cell has been run."
     commits, machines = ({each for record in records for each in record[key]} for key in ("commits", "machines"))

@@ -1,4 +1,4 @@
-"""Tables and charts as one HTML page that needs no network: plotly draws the charts, a script filters both."""
+"""Render tables and charts as one HTML page that needs no network: plotly draws, a script filters and sorts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zoo.extras import require_extra
 from zoo.report.page import Section, render
 from zoo.report.plots import look_of
 
-_MOST_MARKERS = 12  # of a line
+_MOST_MARKERS = 12  # per line
 _LEGEND_ENTRIES = 8
 _HEIGHT, _LEGEND_LINE = 360, 20  # pixels
 _DASHES = ("solid", "dash", "dot", "dashdot")
@@ -32,15 +32,15 @@ def as_page(
 ) -> str:
     """Return the page.
 
-    Every table row carries its configuration, mixer and options in `data-` attributes, every trace the configurations
-    that it shows in `meta`: the filters use these.
+    For the filters, every table row has its configuration, mixer and options in `data-` attributes, and every trace has
+    its configurations in `meta`.
 
     Args:
         title: heading of the page.
         about: paragraph below it.
         groups: the tasks.
-        sections: the tables; a task's table has its title.
-        folder: where the page is kept, from which its links to runs lead.
+        sections: the tables; the table of a task has the task's title.
+        folder: folder of the page, to which links to runs are relative.
 
     Raises:
         MissingExtraError: plotly or jinja2 is not installed.
@@ -51,7 +51,7 @@ def as_page(
         return {key: value_text(row.options[key]) for key in options if key in row.options}
 
     def address(run: Run) -> str:
-        # Relative, so that it holds where runs and page are moved together.
+        # Relative, so that it stays valid if runs and page are moved together.
         there = run.folder.resolve()
         try:
             return quote(Path(os.path.relpath(there, folder.resolve())).as_posix()) + "/"
@@ -75,7 +75,7 @@ def as_page(
 
 
 def filter_options(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """{option: its values} of the options in which configurations of one task differ, in their labels or not."""
+    """Return {option: its values} for options that differ between configurations of one task, in labels or not."""
     keys = sorted({key for group in groups for row in group.rows for key in (*row.telling, *group.unnamed)})
     found = {}
     for key in keys:
@@ -86,7 +86,7 @@ def filter_options(groups: Sequence[Group]) -> dict[str, list[str]]:
 
 
 def figure_of(chart: Chart) -> dict[str, Any]:
-    """Return a chart as plotly's plain data; the page adds the colours of axes and ground."""
+    """Return a chart as plain data for plotly; the page adds the colours of axes and background."""
     traces = []
     for each in chart.series:
         if chart.joined and any(each.spread):
@@ -121,7 +121,7 @@ def figure_of(chart: Chart) -> dict[str, Any]:
                 "line": {"color": "#999", "width": 1.5},
             }
         )
-        # On a logarithmic axis an annotation's place is the power.
+        # On a logarithmic axis, plotly places annotations by the exponent.
         place = {"x": math.log10(x) if chart.log_x else x, "y": 1, "yref": "paper"}
         notes.append({"text": f"trained at {x:,}", **place, "yanchor": "bottom", "xanchor": "center"})
     x_axis: dict[str, Any] = {"title": {"text": chart.x_label, "font": {"size": 12}}}
@@ -132,7 +132,7 @@ def figure_of(chart: Chart) -> dict[str, Any]:
     if chart.is_share:
         y_axis["range"] = [-0.03, 1.03]
     elif chart.log_y:
-        # Over many decades their ends are enough; within one, the numbers between are wanted.
+        # Over several decades, label only the decades; within one or two, also numbers between them.
         values = [y for each in chart.series for y in each.y]
         y_axis |= {"exponentformat": "power", "dtick": 1 if max(values) > 100 * min(values) else None}
     named = len(chart.series) <= _LEGEND_ENTRIES
@@ -140,8 +140,8 @@ def figure_of(chart: Chart) -> dict[str, Any]:
         "title": {"text": chart.title, "font": {"size": 14}, "x": 0.02},
         "margin": {"l": 60, "r": 12, "t": 40, "b": 48},
         "legend": {"font": {"size": 11}, "orientation": "h", "y": -0.22, "yanchor": "top"},
-        "showlegend": named,  # of more, the pointer tells the names
-        "hovermode": "x unified" if chart.joined else "closest",  # of curves all at a point, with their values
+        "showlegend": named,  # with more lines, hovering shows the names
+        "hovermode": "x unified" if chart.joined else "closest",  # for curves, show all values at an abscissa
         "hoverlabel": {"namelength": 60, "font": {"size": 11}},
         "height": _HEIGHT + _LEGEND_LINE * named * len(chart.series),
         "xaxis": x_axis,

@@ -1,6 +1,6 @@
-"""Pictures without interaction, by matplotlib: a heat map of configurations against tasks, and a figure for a paper.
+"""Static pictures by matplotlib: a heat map of configurations against tasks, and a figure for a paper.
 
-The charts of the page are plotly's (`lab.view.page`).
+The interactive charts of the page use plotly (`lab.view.page`).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from zoo.report.plots import name_lines, new_figure, styled
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MOST_ROWS = 60  # of the heat map: the best
-_COLUMN, _ROW, _LETTER, _MARGINS = 0.85, 0.3, 0.08, (1.6, 1.5)  # inches, of the heat map
+_MOST_ROWS = 60  # of the heat map; the best ones are kept
+_COLUMN, _ROW, _LETTER, _MARGINS = 0.85, 0.3, 0.08, (1.6, 1.5)  # sizes in the heat map in inches
 _GREY = "0.5"
 _COLUMN_WIDTH, _PANEL_HEIGHT = 3.35, 2.4  # inches
-_MARKED = 12  # points of a line that are marked each; of a longer one some are
-_DARK = 0.55  # cells up to this share are so dark that their text is white
+_MARKED = 12  # a line of up to this many points has a marker at each; a longer one at some
+_DARK = 0.55  # cells below this share are so dark that their text is white
 
 
 def share(group: Group, score: Number | None) -> float:
-    """Return how far a score lies on the way from guessing to a perfect one, 0 to 1.
+    """Return the position of a score between guessing (0) and a perfect score (1).
 
-    A perplexity has no perfect value: it counts by its share of the task's best.
+    A perplexity has no perfect value, so 1 is the best perplexity on the task.
     """
     perfect = level(group.score, group.chance, 1.0)
     rivals = [row.center() for row in group.rows] if perfect is None else [perfect]
@@ -40,19 +40,18 @@ def share(group: Group, score: Number | None) -> float:
 
 
 def _text(group: Group, score: Number, solved: tuple[int, int] | None) -> str:
-    """Return a score with two decimals and, of several runs, how many solved the task."""
+    """Format a score with two decimals and, for several runs, the number that solved the task."""
     text = score_text(group.score, score) if group.score == "perplexity" else f"{score:.2f}"
     return f"{text}  {solved[0]}/{solved[1]}" if solved and solved[1] > 1 else text
 
 
 @styled
 def heat_map(groups: Sequence[Group]) -> Figure:
-    """Draw configurations against tasks: shares of the way to a perfect score, scores written in.
+    """Draw configurations against tasks: colours are shares of the way to a perfect score, texts are scores.
 
-    Those with a score for the most tasks stand first, among them those with the best mean share.
-
-    Behind the score of several runs stands how many solved the task. The best of a task are bold; the last row has the
-    guesses without order; a cell without a score is empty.
+    Configurations with the most tasks come first, ordered by their mean share. The score of several runs is followed by
+    the number that solved the task. The best score of a task is bold. The last row has guesses without order. Cells
+    without a score are empty.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -63,7 +62,7 @@ def heat_map(groups: Sequence[Group]) -> Figure:
             if row.tested and (score := row.center()) is not None:
                 cell = share(group, score), _text(group, score, row.solved), row.label in group.best
                 by_label.setdefault(row.label, {})[column] = cell
-    # A mean over other tasks is no comparison: those with a score for more tasks come first.
+    # Means over different tasks are not comparable: configurations with more tasks come first.
     best_first = sorted(
         by_label.items(), key=lambda item: (-len(item[1]), -fmean(each[0] for each in item[1].values()))
     )
@@ -74,7 +73,7 @@ def heat_map(groups: Sequence[Group]) -> Figure:
         if (guess := group.rows[0].baseline) is not None
     }
     figure, (axes,) = new_figure()
-    figure.set_facecolor("none")  # on a light page and on a dark one
+    figure.set_facecolor("none")  # for light and dark pages
     names = _LETTER * max(map(len, lines))
     figure.set_size_inches(_COLUMN * len(groups) + names + _MARGINS[0], _ROW * len(lines) + _MARGINS[1])
     shares = [[cells[at][0] if at in cells else math.nan for at in range(len(groups))] for cells in lines.values()]

@@ -1,4 +1,4 @@
-"""Seeds put together: a row per configuration, grouped by task."""
+"""Group runs by task, with a row per configuration that averages over seeds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from zoo.report.numbers import Number, plain
 
 logger = logging.getLogger(__name__)
 
-# Options of the data that make no other task: the amount of data, further lengths of the test.
+# Options of the data that do not change the task: the amount of data, additional test lengths.
 _OF_THE_DATA = {f"task.{name}" for name in ("n_train", "n_val", "n_test", "fresh", "test_lengths")}
 _BUDGET = (
     *("trainer.max_steps", "trainer.max_epochs", "batch_size", "trainer.accumulate_grad_batches"),
@@ -33,12 +33,12 @@ class Row:
     """One configuration; its numbers are means over seeds.
 
     Attributes:
-        label: the mixer and the options in which it differs from the group's other configurations of this mixer.
+        label: the mixer, and its options that differ from other configurations of the mixer in the group.
         options: options of the configuration, by dotted name.
-        runs: one per seed, by seed.
-        score: the metric that it is judged by, such as accuracy.
-        telling: the options that the label shows.
-        decimals: of an accuracy in tables.
+        runs: one run per seed, ordered by seed.
+        score: the metric that judges it, such as accuracy.
+        telling: the options in the label.
+        decimals: decimals of an accuracy in tables.
     """
 
     decimals: ClassVar[int] = 4
@@ -56,23 +56,23 @@ class Row:
 
     @cached_property
     def judged(self) -> tuple[Run, ...]:
-        """The runs that count: the tested ones; if there are none, the trained ones, else the unfinished ones."""
+        """The runs that count: the tested ones, else the trained ones, else the unfinished ones."""
         best = min(_RANK[run.state] for run in self.runs)
         return tuple(run for run in self.runs if _RANK[run.state] == best)
 
     @property
     def tested(self) -> bool:
-        """Whether the score is of the test split; otherwise it is of validation, and no candidate for the best."""
+        """Whether the score is a test score; otherwise it is a validation score and cannot be the best."""
         return self.judged[0].state == "tested"
 
     @property
     def split(self) -> str:
-        """The split that the score is of."""
+        """The split of the score."""
         return "test" if self.tested else "val"
 
     @property
     def budget(self) -> tuple[float, ...]:
-        """The amount of training and of data, by its options: scores are ranked within equal budgets."""
+        """Values of the options for training length and amount of data; scores are ranked within equal budgets."""
         return tuple(float(self.options.get(key) or 0) for key in _BUDGET)
 
     def values(self, *path: str) -> list[Number]:
@@ -89,21 +89,21 @@ class Row:
 
     @property
     def spread(self) -> float | None:
-        """The score's standard deviation over the runs that count; None for less than two."""
+        """The score's standard deviation over the runs that count; None for fewer than two."""
         return mean_and_spread(self.values())[1]
 
     def text(self, value: Number | None, spread: Number | None = None) -> str:
-        """Format a value of the score as tables show it, ± its spread over seeds."""
+        """Format a value of the score for tables, ± its spread over seeds."""
         return score_text(self.score, value, spread, self.decimals)
 
     @property
     def score_text(self) -> str:
-        """The score as tables show it, with its spread over seeds."""
+        """The score as text for tables, with its spread over seeds."""
         return self.text(self.center(), self.spread)
 
     @property
     def short_text(self) -> str:
-        """The score with two decimals and the seeds that solved the task; `score_text` for perplexities."""
+        """The score with two decimals, and the number of seeds that solved the task; `score_text` for perplexities."""
         middle, solved = self.center(), self.solved
         return self.score_text if middle is None or solved is None else f"{middle:.2f} ({solved[0]} of {solved[1]})"
 
@@ -115,9 +115,9 @@ class Row:
 
     @property
     def solved(self) -> tuple[int, int] | None:
-        """Runs whose test score is at nine tenths of the way from chance to a perfect one or better, and all runs.
+        """Number of runs that solved the task, and of all runs; None for losses, perplexities and untested runs.
 
-        None for losses and perplexities, and without tests.
+        A run solves its task at nine tenths of the way from chance to a perfect test score.
         """
         goal, values = level(self.score, self.center("chance")), self.values("test", self.score)
         if goal is None or not values:
@@ -126,7 +126,7 @@ class Row:
 
     @property
     def window(self) -> Mapping[str, Any] | None:
-        """The window of learning rates that a sweep has measured for this configuration."""
+        """The window of learning rates that a sweep measured for this configuration; None without one."""
         return next((run.window for run in self.runs if run.window), None)
 
     @cached_property
@@ -138,13 +138,13 @@ class Row:
 
     @property
     def seeds(self) -> str:
-        """The number of runs behind the score, and of all runs."""
+        """The number of runs in the score, and of all runs if it differs, such as "3 of 5"."""
         n, total = len(self.values()), len(self.runs)
         return str(n) if n == total else f"{n} of {total}"
 
     @property
     def remark(self) -> str:
-        """Warnings about the row's runs; empty if all are tested and of one version of the code."""
+        """Warnings about the row's runs; empty if all are tested and come from one version of the code."""
         notes = [] if self.tested else ["validation"]
         for run in self.runs:
             if run.state == "unfinished":
@@ -164,10 +164,10 @@ class Group:
     """The configurations of one task.
 
     Attributes:
-        title: the task's name and the options in which it differs from the other groups of this name.
-        score: the metric that it is judged by, such as accuracy.
-        rows: the largest budget first, then the best first; after the tested ones those that are not.
-        unnamed: options in which the rows differ though their labels do not show them, such as d_model per mixer.
+        title: the task's name, and its options that differ from other groups of this name.
+        score: the metric that judges it, such as accuracy.
+        rows: tested rows before others; among these the largest budget first, then the best score first.
+        unnamed: options that differ between rows but are in no label, such as d_model per mixer.
         any_budget: whether rows of different budgets are ranked together.
     """
 
@@ -181,8 +181,8 @@ class Group:
     def best(self) -> set[str]:
         """Labels of the tested rows with the best score of their budget.
 
-        Several if equal; none if only one is tested, or if the best does no more than guess. A model that reads later
-        positions is no candidate.
+        Equal scores give several labels. There are none if only one row is tested, or if the best row does not beat a
+        guess. A model that reads later positions is excluded.
         """
         by_budget: dict[tuple[float, ...], dict[str, float]] = {}
         for row in self.rows:
@@ -201,16 +201,16 @@ class Group:
 
 
 def group_runs(runs: Iterable[Run], any_budget: bool = False) -> list[Group]:
-    """Group runs by task and configuration, and put the seeds of one configuration together.
+    """Group runs by task and configuration, and collect the seeds of each configuration in one row.
 
-    Configurations that differ in anything but the seed (and where the run is kept) stay apart, whatever their folders
-    are called. If two runs have one configuration and seed, the finished one counts, or else the first; one line in the
-    log names the other, and counts those of its task. Another line names two runs of a task that read different data,
-    as of your own function before and after a change.
+    Runs belong to one configuration if they agree in all options but the seed and incidental ones, whatever their
+    folders are called. Of two runs with the same configuration and seed, the finished one counts, else the first; a
+    warning lists one omitted run and the number of others. Another warning reports runs of a task that read different
+    data, for example because your own function has changed.
 
     Args:
         runs: the runs.
-        any_budget: whether to rank rows of different steps, batch sizes and amounts of data together.
+        any_budget: whether to rank rows with different steps, batch sizes or amounts of data together.
     """
     by_task: dict[str, list[Run]] = {}
     for run in runs:
@@ -261,10 +261,10 @@ def _group(title: str, runs: Sequence[Run], any_budget: bool) -> Group:
 
 
 def _telling(options: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the keys that tell configurations apart.
+    """Return the options that distinguish configurations.
 
-    One that is either absent or the same comes with another, as the options of a layer do with the pattern that has it;
-    it is left out where the others are enough.
+    An option that takes only one value and is absent elsewhere usually follows from another option, as the options of a
+    hybrid's member follow from its pattern. Such options are omitted if the others suffice.
     """
     differing = differing_options(options)
     varied = {key for key in differing if len({_text({key: each[key]}) for each in options if key in each}) > 1}
@@ -273,13 +273,13 @@ def _telling(options: Sequence[Mapping[str, Any]]) -> set[str]:
 
 
 def differing_options(options: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the keys whose values differ; a missing one counts as None: an option may have come later than a run."""
+    """Return the keys whose values differ; a missing key counts as None, because an older run may lack a new option."""
     keys = {key for each in options for key in each}
     return {key for key in keys if any(each.get(key) != options[0].get(key) for each in options)}
 
 
 def label_of(name: str, options: Mapping[str, Any], telling: Set[str]) -> str:
-    """`attention n_heads=2`: without the prefixes mixer., task. and trainer., where the rest is no other option."""
+    """Return a label such as `attention n_heads=2`, without the prefixes mixer., task. and trainer. if unambiguous."""
     parts = []
     for key in sorted(telling & options.keys()):
         short = key.split(".", 1)[1] if key.startswith(("mixer.", "task.", "trainer.")) else key
@@ -294,7 +294,7 @@ def numbers_by_size(label: str) -> list[str | float]:
 
 
 def value_text(value: Any) -> str:
-    """Return an option's value; None is the default of the mixer, the task or the trainer."""
+    """Format an option's value; None is "default", since the mixer, the task or the trainer chooses."""
     return "default" if value is None else plain(value)
 
 
@@ -303,11 +303,11 @@ def _text(options: Mapping[str, Any]) -> str:
 
 
 def mixers_of(groups: Iterable[Group]) -> list[str]:
-    """Return the mixers of the configurations, in the order of the registry, one's own last."""
+    """Return the mixers of the configurations, in the order of the registry, your own last."""
     return sorted({row.mixer for group in groups for row in group.rows}, key=place)
 
 
 def place(mixer: str) -> tuple[int, str]:
-    """Return a key that sorts mixers as the registry does, then one's own by name."""
+    """Return a key that sorts mixers in the order of the registry, then your own by name."""
     names = list(MIXERS)
     return (names.index(mixer) if mixer in names else len(names)), mixer

@@ -1,4 +1,4 @@
-"""The runs under a folder, finished and unfinished ones, at any depth."""
+"""Find and read the runs under a folder, finished or not, at any depth."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from zoo.report.files import read_json
 logger = logging.getLogger(__name__)
 
 _OTHER_RESULTS = {"claims.json", "compare.csv", "measure.json"}
-"""Files of our other commands: a folder that has one is passed over without a warning."""
+"""Files of our other commands: a folder with one of them is skipped without a warning."""
 
 
 class Runs(list[Run]):
-    """Runs as a list, and as a table."""
+    """A list of runs that converts to a pandas table."""
 
     def to_pandas(self) -> Any:
         """Return a pandas.DataFrame with a row per run: names, options by dotted name, metrics such as test/accuracy.
@@ -44,24 +44,24 @@ class Runs(list[Run]):
 def read_runs(folder: str | Path, trials: bool = False) -> Runs:
     """Read every run under a folder, sorted by path; the folder may be a run itself.
 
-    Foreign folders and broken runs are skipped, with one warning each in the log (`lab.view`) that names them.
+    Other folders and broken runs are skipped, each with a warning in the log (`lab.view`).
 
     Args:
         folder: folder of runs, such as the --run_dir of train.py or sweep.py.
         trials: whether to include the trials that `sweep.py --tune` did not pick.
 
     Raises:
-        ValueError: no such folder, or no run in it that can be read.
+        ValueError: no such folder, or no readable run in it.
         MissingExtraError: yaml or tensorboard is not installed.
     """
     for module in ("yaml", "tensorboard"):
         require_extra(module)
     root = Path(folder).expanduser()
     if not root.is_dir():
-        raise ValueError(f"no folder {root}; give one that holds runs of train.py, such as runs")
+        raise ValueError(f"no folder {root}; give a folder with runs of train.py, such as runs")
     runs = Runs()
     skipped: list[Path] = []
-    entries: dict[Path, Mapping[str, Any]] = {}  # of the sweeps' indices, by folder
+    entries: dict[Path, Mapping[str, Any]] = {}  # entries of the sweeps' indices, by run folder
     seen: set[Path] = set()
     with_files, with_runs = set(), set()  # folders directly under the root
 
@@ -74,7 +74,7 @@ def read_runs(folder: str | Path, trials: bool = False) -> Runs:
         here, files = Path(place), {name for name in names if not name.startswith(".")}
         inner[:] = sorted(name for name in inner if name != CHECKPOINTS and not name.startswith("."))
         real, top = here.resolve(), here.relative_to(root).parts[:1]
-        if real in seen or files & _OTHER_RESULTS:  # seen: reached again by a link
+        if real in seen or files & _OTHER_RESULTS:  # a link may lead to a folder seen before
             inner.clear()
             continue
         seen.add(real)
@@ -93,9 +93,7 @@ def read_runs(folder: str | Path, trials: bool = False) -> Runs:
             except ValueError as why:
                 skip(here, str(why))
     if not runs:
-        raise ValueError(
-            f"no run of train.py that can be read in {root}{f': {len(skipped)} skipped' if skipped else ''}"
-        )
+        raise ValueError(f"no readable run of train.py in {root}{f': {len(skipped)} skipped' if skipped else ''}")
     for top in sorted(with_files - with_runs - {()}):
         skip(root.joinpath(*top), "no run of train.py in it")
     return Runs(run for run in runs if trials or not run.trial)

@@ -1,4 +1,4 @@
-"""The tables of a comparison: their columns, and their text in a terminal, in Markdown and as CSV."""
+"""The tables of a comparison: their columns, and their form in a terminal, in Markdown and as CSV."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-_LONGEST_WORD = 24  # characters; a longer word of a text column may be folded
+_LONGEST_WORD = 24  # characters; longer words in a text column may be broken
 
 
 _MEANINGS = {
     "chance": "score of a guess that ignores the input",
-    "parameters": "trained numbers",
+    "parameters": "number of trained parameters",
     "state bytes": "state after the sequence, batch of one; – if the mixer does not stream",
     "tokens/s": "positions per second of training",
-    "steps to 90 %": "first step at nine tenths of the way from chance to a perfect score, median over seeds",
+    "steps to 90 %": "first step at 90 % of the way from chance to a perfect score, median over seeds",
 }
 
 
@@ -58,7 +58,7 @@ COLUMNS = (
     Column("seeds", "", lambda row: row.seeds, value=lambda row: len(row.values()), more_first=True),
     Column(
         "solved",
-        "runs whose test score is at least nine tenths of the way from chance to a perfect score",
+        "runs whose test score is at least 90 % of the way from chance to a perfect score",
         lambda row: "{} of {}".format(*row.solved) if row.solved and row.solved[1] > 1 else "",
         value=lambda row: row.solved[0] / row.solved[1] if row.solved else None,
         more_first=True,
@@ -88,7 +88,7 @@ COLUMNS = (
 
 
 def columns_of(group: Group) -> list[Column]:
-    """Return the columns that are not empty for a task; the score has its own name, and its own best."""
+    """Return the nonempty columns for a task; the score column gets the metric's name and the task's best rows."""
     score = {
         "heading": group.score.replace("_", " "),
         "more_first": SCORES[group.score],
@@ -99,23 +99,23 @@ def columns_of(group: Group) -> list[Column]:
 
 
 def section_of(group: Group) -> Section:
-    """Return a task's table, with a note on the options that the labels leave out, and on budgets."""
-    notes = [f"The rows differ also in {', '.join(group.unnamed)}: see compare.csv."] if group.unnamed else []
+    """Return a task's table, with a note on options that no label shows, and on budgets."""
+    notes = [f"The rows also differ in {', '.join(group.unnamed)}: see compare.csv."] if group.unnamed else []
     if len({row.budget for row in group.rows}) > 1 and not group.any_budget:
-        notes.append("The best is marked within a budget (steps, batch size, n_train, fresh); --any_budget: among all.")
+        notes.append("The best is marked per budget (steps, batch size, n_train, fresh); --any_budget: among all.")
     return Section(group.title, columns_of(group), group.rows, " ".join(notes))
 
 
 def explain(sections: Iterable[Section], line: str) -> list[str]:
-    """Return what the columns of all tables mean, a line for each; see `zoo.report.page.meanings`."""
+    """Return a line per column of the tables that explains it; see `zoo.report.page.meanings`."""
     return meanings(dict.fromkeys(column for section in sections for column in section.columns), line)
 
 
 def table_of(group: Group, width: int) -> Table:
-    """Return a task's rich table, the best row marked.
+    """Return a task's rich table with the best row marked.
 
-    Columns that do not fit into `width` characters are left out, numbers from the right first, and named below; the
-    configuration is wrapped and always whole.
+    Columns that do not fit into `width` characters are left out and listed below the table, numbers first, from the
+    right. The configuration is wrapped, never cut.
 
     Raises:
         MissingExtraError: rich is not installed.
@@ -140,7 +140,7 @@ def table_of(group: Group, width: int) -> Table:
     left_out = ", ".join(column.heading for column in texts if column not in widths)
     notes = (
         "* the best mean." if group.best else "",
-        f"Too narrow for {left_out}: see compare.csv." if left_out else "",
+        f"No room for {left_out}: see compare.csv." if left_out else "",
         section.note,
     )
     table.caption = require_extra("rich.markup").escape(" ".join(filter(None, notes)))
@@ -148,13 +148,13 @@ def table_of(group: Group, width: int) -> Table:
 
 
 def _fit(texts: Mapping[Column, Sequence[str]], width: int) -> dict[Column, int]:
-    """Return the columns that fit into a width, and the characters of each: rich alone would wrap numbers too."""
+    """Return the columns that fit into a width, with the width of each; rich alone would also wrap numbers."""
     widths = {}
     for column, lines in texts.items():
         words = [word for text in (column.heading, *lines) for word in text.split()]
         longest = max(map(len, words))
         widths[column] = max(longest, *map(len, lines)) if not column.text else min(_LONGEST_WORD, longest)
-    # Numbers leave before remarks; of either, the column on the right leaves first.
+    # Drop numbers before text, each from the right.
     order = list(texts)
     for column in sorted(order, key=lambda column: (column.text, -order.index(column))):
         if not column.stays and sum(widths.values()) + 2 * len(widths) > width:
@@ -169,7 +169,7 @@ def _fit(texts: Mapping[Column, Sequence[str]], width: int) -> dict[Column, int]
 
 
 def as_csv(groups: Sequence[Group]) -> str:
-    """Write CSV, a line per configuration: score, sizes, all metrics (mean and standard deviation), all options."""
+    """Return CSV with a line per configuration: score, all metrics (mean and standard deviation), differing options."""
     rows = [(group, row) for group in groups for row in group.rows]
     options = sorted(differing_options([row.options for _, row in rows]))
     measured = [[by_heading(run.metrics) for run in row.judged] for _, row in rows]
@@ -200,12 +200,12 @@ def as_csv(groups: Sequence[Group]) -> str:
 def runs_as_csv(
     groups: Sequence[Group], probes: Mapping[Path, Mapping[str, Number]] | None = None, named: Iterable[str] = ()
 ) -> str:
-    """Write CSV, a line per run: configuration, seed, commit, sizes, test metrics, options in which runs differ.
+    """Return CSV with a line per run: configuration, seed, commit, sizes, test metrics, differing options.
 
     Args:
         groups: the runs.
-        probes: further columns for the runs in these folders, measured on their models.
-        named: options that have a column even if all runs agree in them.
+        probes: columns measured by probes, by run folder.
+        named: options that get a column even if all runs agree in them.
     """
     runs = [(group, row, run) for group in groups for row in group.rows for run in row.judged]
     options = sorted({*differing_options([row.options for _, row, _ in runs]), *named})

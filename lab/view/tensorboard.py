@@ -1,6 +1,6 @@
-"""TensorBoard over a comparison: runs with short names, and means over seeds as bands, a colour for each mixer.
+"""Show a comparison in TensorBoard: runs with short names, means over seeds with bands, a colour per mixer.
 
-TensorBoard is given a folder of its own, which links to the runs' events: nothing is written where runs are kept.
+TensorBoard reads a temporary folder with links to the runs' events: nothing is written to the run folders.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from zoo.extras import require_extra
 from zoo.report.events import write_events
 from zoo.signals import SCHEDULER, handled
 
-_EVERY = 10.0  # seconds between two looks for new events
+_EVERY = 10.0  # seconds between searches for new event files
 _BAND = ("value", "lower", "upper")
 MIXER = r"^(?:[^/]+/)?([^/ ]+)"
-"""Matches the mixer in the name of a run: its runs get one colour."""
+"""Matches the mixer in the name of a run, so that its runs share a colour."""
 
 
 def show_in_tensorboard(groups: Sequence[Group], port: int | None, say: Callable[[str], None]) -> None:
-    """Serve until Ctrl-C, or SIGTERM; the folder that TensorBoard is given is deleted at the end.
+    """Serve until Ctrl-C or SIGTERM, then delete TensorBoard's folder.
 
-    Curves of runs under way grow; runs that begin later are not shown.
+    Curves of running runs grow; runs that start later are not shown.
 
     Args:
         groups: the tasks to compare.
-        port: port to serve on; None for TensorBoard's own choice.
-        say: gets the line with the address.
+        port: port to serve on; None for TensorBoard's choice.
+        say: function that prints the line with the address.
 
     Raises:
-        ValueError: the port is taken, or none.
+        ValueError: the port is taken or invalid.
         MissingExtraError: tensorboard is not installed.
     """
     with (
@@ -47,7 +47,7 @@ def show_in_tensorboard(groups: Sequence[Group], port: int | None, say: Callable
         tempfile.TemporaryDirectory(prefix="zoo-compare-") as folder,
     ):
         address = serve(Path(folder), port)
-        # The server is up before anything is drawn: a port that is taken is known at once.
+        # Start the server before drawing anything, so that a taken port is reported at once.
         link = lay_out(groups, Path(folder))
         say(f"TensorBoard at {address}?smoothing=0&runColorGroup={quote(f'regex:{MIXER}')} (Ctrl-C ends it)")
         with suppress(KeyboardInterrupt):
@@ -61,10 +61,10 @@ def _exit(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def serve(folder: Path, port: int | None) -> str:
-    """Start TensorBoard over a folder, until this process ends, and return its address.
+    """Start TensorBoard on a folder, until this process ends, and return its address.
 
     Raises:
-        ValueError: the port is taken, or none.
+        ValueError: the port is taken or invalid.
         MissingExtraError: tensorboard is not installed.
     """
     program = require_extra("tensorboard.program")
@@ -78,11 +78,11 @@ def serve(folder: Path, port: int | None) -> str:
 
 
 def lay_out(groups: Sequence[Group], folder: Path) -> Callable[[], None]:
-    """Fill a folder for TensorBoard; returns a function that links to events that have come since.
+    """Fill a folder for TensorBoard; return a function that adds links to new event files.
 
     `<task>/<configuration>/seed<k>` are the runs. `<mixer>` has the means over seeds of all its configurations, which
-    Custom Scalars shows with bands, one category per task; their steps are the abscissae of the charts. These runs are
-    the oldest: they come first in the list of runs, which is the legend, and in the colours.
+    Custom Scalars shows with bands, one category per task; their steps are the abscissae of the charts. The events of
+    the means have the oldest times, so they come first in the list of runs and get the first colours.
 
     Raises:
         MissingExtraError: tensorboard is not installed.
@@ -110,12 +110,12 @@ def lay_out(groups: Sequence[Group], folder: Path) -> Callable[[], None]:
                 continue
             bands = {}
             for each in chart.series:
-                # Without the mixer, which names the run: TensorBoard complains of runs that lack others' tags.
+                # Without the mixer, since its run has its name: TensorBoard warns about runs that lack others' tags.
                 tag = f"means/{group.title}: {chart.title}{each.label.removeprefix(each.mixer)}"
                 tags = [tag, f"{tag}: low", f"{tag}: high"]
                 bands[tag] = layout_pb2.MarginChartContent.Series(**dict(zip(_BAND, tags, strict=True)))
                 for x, *values in zip(each.x, each.y, *each.band(chart.log_y), strict=True):
-                    if x == chart.without:  # its place on an axis that has no word for it
+                    if x == chart.without:  # steps cannot be labelled "none"
                         continue
                     new = [proto.Summary.Value(tag=t, simple_value=y) for t, y in zip(tags, values, strict=True)]
                     points[each.mixer].append((int(x), proto.Summary(value=new)))

@@ -608,7 +608,9 @@ def test_trials_that_cannot_be_compared_at_the_rungs_of_more_of_them_are_refused
     index = (tmp_path / "tuned" / "sweep.json").read_bytes()
     assert json.loads(index)["rungs"] == [0.5]  # with the rate beyond the grid, three trials
     assert go(tmp_path, *argv, "lr=1e-3,2e-3,4e-3,8e-3") == 2  # two, at 0.25 and 0.5
-    assert "has no score at 0.25 of its steps, where trials are compared, but has reached " in error_line(capsys, "sweep.py")
+    assert "has no score at 0.25 of its steps, where trials are compared, but has reached " in error_line(
+        capsys, "sweep.py"
+    )
     assert (tmp_path / "tuned" / "sweep.json").read_bytes() == index
     assert go(tmp_path, *argv, "lr=1e-3,2e-3,4e-3,8e-3", "--rungs", "1/2") == 0
     assert [run["options"]["lr"] for run in runs_of(tmp_path / "tuned") if run["kind"] == "run"] == [0.002]

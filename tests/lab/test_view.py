@@ -172,7 +172,7 @@ def test_broken_runs_and_foreign_folders_are_named_and_the_others_are_read(tmp_p
     ("make", "named"),
     [
         (lambda folder: folder.write_text("a file"), "no folder"),
-        (lambda folder: folder.mkdir(), "no run of train.py that can be read in"),
+        (lambda folder: folder.mkdir(), "no readable run of train.py in"),
         (lambda folder: (write_run(folder, steps=0) / "config.yaml").unlink(), ": 1 skipped"),
     ],
 )
