@@ -59,6 +59,8 @@ def main(argv: Sequence[str]) -> int:
     if arguments.out is not None and arguments.tensorboard:
         raise UsageError("--tensorboard writes no files: leave --out out")
     if arguments.figure is not None:
+        if arguments.tensorboard or arguments.out is not None:
+            raise UsageError("--figure writes only the figure: leave --tensorboard and --out out")
         require_kind("--figure", arguments.figure)
     gc.disable()  # many objects but hardly a cycle: collection would take an eighth of the time
     try:

@@ -677,7 +677,9 @@ def test_a_command_that_cannot_be_followed_is_one_line(tmp_path: Path, capsys: p
         _, err = lines(capsys, tmp_path, "--tensorboard", "--port", port, status=2)
     assert f"could not bind to port {port}" in err
     assert err.count("\n") == 1
-    for argv in (["--port", 6006], ["--tensorboard", "--out", "x"], ["--port", "x"], ["--fast"]):
+    figure = ["--figure", tmp_path / "x.pdf"]
+    exclusive = [[*figure, "--out", tmp_path], [*figure, "--tensorboard"], ["--tensorboard", "--out", "x"]]
+    for argv in (["--port", 6006], *exclusive, ["--port", "x"], ["--fast"]):
         err = lines(capsys, tmp_path, *argv, status=2)[1]
         assert str(argv[-1] if argv[0] == "--fast" else argv[0]) in err
         assert err.count("\n") == 1
