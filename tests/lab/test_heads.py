@@ -73,7 +73,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(run: Path, capsys: pytest.Ca
     noise = run.parent / "noise"
     noise.write_bytes(b"\xe2\x28")
     for flags, says in (
-        ((str(run), "--seq_len", "8"), "the task of a run has its own length"),
+        ((str(run), "--seq_len", "8"), "the task of a run sets the length"),
         ((str(run), "--text", str(text)), "has no tokenizer for --text"),
         ((str(run), "--text", "missing"), "--text missing cannot be read"),
         ((str(run), "--text", str(noise)), "is not UTF-8 text"),

@@ -94,7 +94,7 @@ def test_a_mixer_of_ones_own_counts_by_the_text_of_its_file(tmp_path: Path) -> N
         assert cell.mixer == "mine.Mine"
         digests.append(cell.digest)
     assert digests[0] == digests[1] != digests[2]
-    with refused("one row, mine.Mine"):
+    with refused("the row mine.Mine"):
         read_cells([f"{tmp_path / folder / 'mine.py'}:Mine" for folder in ("a", "b")], ["mqar"], 1)
 
 
