@@ -1,4 +1,4 @@
-"""Sequence tasks: vectorised generators, seeded splits, a cache on disk for slow tasks.
+"""Synthetic and real sequence tasks: vectorised generators, seeded splits, a cache on disk for slow tasks.
 
     >>> import numpy as np
     >>> import tasks
@@ -7,7 +7,7 @@
     >>> {name: array.shape for name, array in batch.items()}
     {'inputs': (2, 64), 'labels': (2, 64), 'distance': (2, 64), 'pairs': (2, 64)}
 
-Importing the package does not load numpy or torch: the names below are looked up when used.
+Importing the package does not load numpy or torch: names are imported on first use.
 """
 
 from __future__ import annotations

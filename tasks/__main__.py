@@ -1,13 +1,13 @@
-"""`python -m tasks <verb>`: the tasks on the command line.
+"""`python -m tasks VERB`: show, measure and export tasks.
 
     list                 names, one per line
-    show NAME            definition, options, a worked example, chance, what theory predicts
-    stats NAME           what the labels look like, and how fast examples are made
-    export NAME          examples as Parquet or JSON lines, or to the Hugging Face hub
+    show NAME            definition, options, a worked example, chance, prediction of theory
+    stats NAME           distribution of the labels, and speed of generation
+    export NAME          write examples as Parquet or JSON lines, or upload them to the Hugging Face hub
     pages                write docs/tasks/
 
 Options of a task are flags: python -m tasks show mqar --n_pairs 2 --seq_len 16 --vocab_size 32.
-NAME is a registered task, package.module:Class, path/file.py:Class, path/file.py:function, or a path of data.
+NAME is a registered task, package.module:Class, path/file.py:Class, path/file.py:function, or a path to data.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FORMATS = ("parquet", "jsonl", "hub")
 
 @ends_unread
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return the exit status: 0 done, 2 for a command line that is not valid."""
+    """Run a command line and return the exit status: 0 done, 2 invalid command line."""
     try:
         arguments, flags = _parser().parse_known_args(argv)
         if arguments.verb is None:
@@ -60,9 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     verb("list", _list, "names, one per line")
     verb("pages", _pages, "write docs/tasks/")
     for name, run, about in (
-        ("show", _show, "definition, options, a worked example, chance, what theory predicts"),
-        ("stats", _stats, "what the labels look like, and how fast examples are made"),
-        ("export", _export, "examples as Parquet or JSON lines, or to the Hugging Face hub"),
+        ("show", _show, "definition, options, a worked example, chance, prediction of theory"),
+        ("stats", _stats, "distribution of the labels, and speed of generation"),
+        ("export", _export, "write examples as Parquet or JSON lines, or upload them to the Hugging Face hub"),
     ):
         added = verb(name, run, f"{about}; options of the task are flags too")
         added.add_argument("name", metavar="NAME", help=f"a registered task, {TASKS.forms}")
@@ -71,16 +71,16 @@ def _parser() -> argparse.ArgumentParser:
             added.add_argument("--markdown", action="store_true", help="print it as a Markdown page")
         else:
             added.add_argument("--split", default="train", help="train, validation or test; default train")
-            added.add_argument("--n", type=int, help=f"examples; default {USUAL_N:,} or all that there are")
+            added.add_argument("--n", type=int, help=f"number of examples; default {USUAL_N:,}, or all if fewer")
         if name == "export":
             added.add_argument("--format", choices=FORMATS, default="parquet")
-            added.add_argument("--out", help="file to write, or name of the data set on the hub, USER/NAME")
+            added.add_argument("--out", help="file to write, or USER/NAME of the data set on the hub")
             added.add_argument("--private", action="store_true", help="make the data set on the hub private")
     return parser
 
 
 def _task(arguments: argparse.Namespace, flags: Sequence[str]) -> Task:
-    """Return the task that is named, with the options that the flags give."""
+    """Return the task of the command line, with the options of its flags."""
     cls = TASKS[arguments.name]
     parameters = inspect.signature(cls).parameters
     given: dict[str, Any] = {}
@@ -146,7 +146,7 @@ def _show(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
     for option, default, meaning in pages.options(cls):
         print(f"  {option} = {default}" + (f": {meaning}" if meaning else ""))
     for title, text in (
-        ("what theory predicts", cls.prediction),
+        ("prediction", cls.prediction),
         ("source", f"{cls.source}\n\n{cls.reported}".strip()),
     ):
         if text:
@@ -156,16 +156,16 @@ def _show(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
 
 
 def _sized_task(arguments: argparse.Namespace, flags: Sequence[str]) -> Task:
-    """Return the task that is named, and settle how many of its examples are asked for."""
+    """Return the task of the command line, and replace a missing --n by its default."""
     from tasks.data.splits import at_most, split_rng
 
     task = _task(arguments, flags)
-    split_rng(arguments.seed, arguments.split, 0)  # refuses an unknown split
+    split_rng(arguments.seed, arguments.split, 0)  # raises for an unknown split
     arguments.n = at_most(task, arguments.split, USUAL_N) if arguments.n is None else arguments.n
-    # Inputs and labels of eight bytes, all in memory.
+    # Inputs and labels take eight bytes each, all in memory.
     needed = 16 * arguments.n * task.spec.seq_len * (task.spec.d_input or 1)
     if needed > (there := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
-        raise UsageError(f"--n {arguments.n} needs about {size(needed)} of memory, this machine has {size(there)}")
+        raise UsageError(f"--n {arguments.n} needs about {size(needed)} of memory, but this machine has {size(there)}")
     return task
 
 
@@ -188,9 +188,9 @@ def _stats(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
     labelled = known(labels)
     answers, count = labels[labelled], labelled.sum(axis=1)
     facts = [
-        ("examples", f"{len(labels):,} of {arguments.split}, {len(labels) / seconds:,.0f} a second"),
+        ("examples", f"{len(labels):,} of {arguments.split}, {len(labels) / seconds:,.0f} per second"),
         ("different inputs", f"{len({row.tobytes() for row in arrays['inputs']}):,}"),
-        ("labels a sequence", f"{count.min():,} to {count.max():,}, mean {count.mean():.4g}"),
+        ("labels per sequence", f"{count.min():,} to {count.max():,}, mean {count.mean():.4g}"),
     ]
     if spec.chance is None:
         facts.append(("labels", f"mean {answers.mean():.4g}, variance {answers.var():.4g}"))

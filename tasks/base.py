@@ -1,4 +1,4 @@
-"""The base class of all tasks: a spec, a vectorised sampler, and plain constructor options."""
+"""The base classes of all tasks: a task has a spec, a vectorised sampler and plain constructor options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tasks.spec import TaskSpec
 from zoo.docstrings import paragraphs
 
 Arrays = dict[str, np.ndarray]
-"""One array per name, all of the same first axis (examples)."""
+"""Arrays by name; the first axis of each is the example."""
 
 Options = Mapping[str, Any]
 """Plain values by the names of a constructor's arguments."""
@@ -26,7 +26,7 @@ Options = Mapping[str, Any]
 
 @contextlib.contextmanager
 def named(name: object) -> Iterator[None]:
-    """Put a name in front of the message of a ValueError, unless the name is empty."""
+    """Prefix the message of a ValueError with a name, unless the name is empty."""
     try:
         yield
     except ValueError as error:
@@ -36,12 +36,12 @@ def named(name: object) -> Iterator[None]:
 class Task(ABC):
     """A distribution over labelled sequences.
 
-    A constructor takes plain values and keeps each under its own name, for `options`. Every draw comes from the
-    generator given to `sample`: equal generator states give equal arrays.
+    The constructor takes plain values and stores each as an attribute of the same name, for `options`. Every draw comes
+    from the generator passed to `sample`: equal generator states give equal arrays.
     """
 
     name: ClassVar[str]
-    """The registered name, which begins every error message; default in `tasks.generators`: the name of the file."""
+    """The registered name, the prefix of error messages; default in `tasks.generators`: the name of the file."""
 
     source: ClassVar[str] = ""
     """Authors, title and arXiv number of the definition; default: the docstring's paragraph `Source: ...`."""
@@ -56,10 +56,10 @@ class Task(ABC):
     """Whether splits are kept on disk, because ten thousand examples take seconds to generate."""
 
     sources: ClassVar[tuple[str, ...]] = ()
-    """Modules outside `tasks` whose code decides what `sample` returns; the cache's key includes their source text."""
+    """Modules outside `tasks` whose code affects the examples; the cache's key includes their source text."""
 
     libraries: ClassVar[tuple[str, ...]] = ("numpy",)
-    """Installed packages whose version keys the cache."""
+    """Installed packages whose versions are part of the cache's key."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -81,7 +81,7 @@ class Task(ABC):
         """Draw `n` independent examples.
 
         Args:
-            rng: source of all randomness; advanced.
+            rng: source of all randomness; its state advances.
             n: number of examples, at least 0.
 
         Returns:
@@ -89,11 +89,11 @@ class Task(ABC):
         """
 
     def of_split(self, split: str) -> Task:
-        """Return the task from which a split ("train", "validation" or "test") is drawn: by default itself."""
+        """Return the task that draws a split ("train", "validation" or "test"): by default this task."""
         return self
 
     def at_length(self, seq_len: int) -> Task:
-        """Return the task at another length, at which a model trained at this one can be tested.
+        """Return the task at another length, to test a model that was trained at this length.
 
         Raises:
             ValueError: the task does not exist at this length.
@@ -101,7 +101,7 @@ class Task(ABC):
         return type(self)(**(self.options() | {"seq_len": seq_len}))
 
     def files(self) -> list[Path]:
-        """Return the files and folders that the examples are made from; by default those named by options."""
+        """Return the files and folders that the examples come from; by default all options that are existing paths."""
         found = []
         for value in self.options().values():
             # A text that is no path may be one that systems refuse: too long, the home of an unknown user.
@@ -111,37 +111,37 @@ class Task(ABC):
         return found
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return plain data that identifies the examples, besides options and code, for the key of the cache.
+        """Return plain data that, with options and code, identifies the examples in the key of the cache.
 
-        By default a hash of each file in `files` and, for a folder, names, sizes and times of change of its files: an
-        edited file never meets examples of the old one.
+        By default a hash of each file in `files` and, for a folder, names, sizes and modification times of its files,
+        so that editing a file invalidates the cache.
         """
         return {str(path): _state_of(path) for path in self.files()}
 
     def floors(self) -> dict[str, float | dict[str, float]]:
-        """Return the least errors possible according to theory, by name and size; empty if unknown."""
+        """Return theoretical lower bounds of the error, by name and size; empty if unknown."""
         return {}
 
     def guess_among_read(self) -> float | None:
-        """Return the accuracy of naming one of the tokens that were read and may be the answer; None if not known.
+        """Return the accuracy of guessing one of the tokens seen that could be the answer; None if unknown.
 
-        A subclass that asks for something else overrides it.
+        A subclass with a different question overrides it.
         """
         return None
 
     def guess_without_order(self) -> float | None:
-        """Return the score of the best guess that ignores the order of the tokens; None if not known.
+        """Return the score of the best guess that ignores the order of the tokens; None if unknown.
 
-        It is an accuracy, or for text the perplexity of the symbols' frequencies.
+        The score is an accuracy; for text, the perplexity of the symbols' frequencies.
         """
         return self.guess_among_read()
 
     def input_text(self, token: int) -> str:
-        """Return the text of an input token, as a person would write it."""
+        """Return a readable text of an input token."""
         return str(token)
 
     def label_text(self, label: int) -> str:
-        """Return the text of a class, as a person would write it."""
+        """Return a readable text of a class."""
         return str(label)
 
     def options(self) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class Task(ABC):
         return int(value)
 
     def _demand(self, holds: bool, rule: str, *further: str) -> None:
-        """Raise ValueError unless a rule holds; it shows the values of the options in the rule, and of `further`."""
+        """Raise ValueError unless a rule holds; the message has the values of the options in `rule` and `further`."""
         if not holds:
             options = inspect.signature(type(self)).parameters
             named = dict.fromkeys([*(word for word in re.findall(r"\w+", rule) if word in options), *further])
@@ -166,10 +166,10 @@ class Task(ABC):
 
 
 class FiniteTask(Task):
-    """A limited number of examples: a split gives each of its examples at most once, in a seeded order.
+    """A task with a limited number of examples: a split has each of its examples at most once, in a seeded order.
 
-    Each example belongs to one split, whatever the seed of the data: a tenth, drawn once, is for test, another tenth
-    for validation, the rest for training. A task with a division of its own overrides `of_split`.
+    Each example belongs to one split, independent of the data seed: a tenth for test, a tenth for validation, the rest
+    for training. A task with its own division overrides `of_split`.
     """
 
     @property
@@ -185,7 +185,7 @@ class FiniteTask(Task):
         return self.take(rng.integers(self.size, size=n))
 
     def of_split(self, split: str) -> Task:
-        """Return the examples that belong to a split.
+        """Return the task restricted to the examples of a split.
 
         Raises:
             ValueError: fewer than three examples.
@@ -199,15 +199,15 @@ class FiniteTask(Task):
 
 
 DIVISION_SEED = 0
-"""Seed of the order in which examples are dealt out to splits; they may come sorted by label."""
+"""Seed of the shuffle before examples are divided into splits, since they may come sorted by label."""
 
 HELD_OUT = ("validation", "test")
 HELD_OUT_SHARE = 0.1
-"""Share of the examples of a finite task for each split that is not trained on."""
+"""Share of a finite task's examples in each held-out split."""
 
 
 class _Part(FiniteTask):
-    """The examples of a finite task, by their numbers, that belong to one split."""
+    """The examples of a finite task that belong to one split."""
 
     def __init__(self, whole: FiniteTask, rows: np.ndarray) -> None:
         self.whole, self.rows = whole, rows
@@ -225,7 +225,7 @@ class _Part(FiniteTask):
 
 
 def _state_of(path: Path) -> str | list[Any]:
-    """Return a hash of a file, or names, sizes and times of change of a folder's files."""
+    """Return a hash of a file, or names, sizes and modification times of a folder's files."""
     if path.is_dir():
         found = sorted((file.relative_to(path).as_posix(), file.stat()) for file in path.rglob("*") if file.is_file())
         return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in found]

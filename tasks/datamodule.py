@@ -1,4 +1,4 @@
-"""One data module for every task: its splits, of one shape or of several, in memory."""
+"""The Lightning data module of every task: holds its splits in memory and serves batches of one or several shapes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ USUAL_SIZES = {"train": 10_000, "validation": 1_000, "test": 1_000}
 """Default numbers of examples."""
 
 LEAST_AT_LENGTH = 16
-"""Examples at a test length, however long it is."""
+"""Minimum number of examples at a test length."""
 
 
 def task_at_length(task: Task, length: int) -> Task:
-    """Return the task at another length, with inputs and answers that fit the same model.
+    """Return the task at another length, for the same model.
 
     Raises:
-        ValueError: the task does not exist at this length, or only with other tokens or answers.
+        ValueError: the task does not exist at this length, or has other numbers of tokens or outputs there.
     """
     if length < 1:
         raise ValueError(f"test_lengths must be positive integers, got {length}")
@@ -45,7 +45,7 @@ def task_at_length(task: Task, length: int) -> Task:
     for shape in ("vocab_size", "d_input", "n_outputs"):
         here, there = getattr(task.spec, shape), getattr(other.spec, shape)
         if here != there:
-            raise ValueError(f"{task.name}: at length {length} {shape} is {there}, in training it is {here}")
+            raise ValueError(f"{task.name}: {shape} is {there} at length {length}, but {here} in training")
     return other
 
 
@@ -53,25 +53,25 @@ class TaskDataModule(L.LightningDataModule):
     """The splits of a task, generated or read from the cache, and held in memory.
 
     Args:
-        task: a task, or {"name": ..., **options} as `tasks.create_task` takes them.
-        n_train: training examples, or with `fresh` examples per pass; default 10,000, or all if there are fewer.
-        n_val: validation examples; default 1,000, or all.
-        n_test: test examples, per segment if there is a mixture; default 1,000, or all.
+        task: a task, or {"name": ..., **options} for `tasks.create_task`.
+        n_train: number of training examples, or of examples per pass with `fresh`; default 10,000, or all if fewer.
+        n_val: number of validation examples; default 1,000, or all if fewer.
+        n_test: number of test examples, per segment of a mixture; default 1,000, or all if fewer.
         batch_size: examples per batch and device.
-        seed: seed of the data and of the order in which training reads it.
-        cache: keep the splits on disk, or generate them at each start; default: keep splits of a slow task.
+        seed: seed of the data and of the training order.
+        cache: keep the splits on disk instead of generating them at each start; default: only for slow tasks.
         cache_dir: folder of the cache; default $MIXER_ZOO_CACHE or ~/.cache/mixer-zoo.
-        test_lengths: further lengths at which the trained model is tested, such as 64,256,1024; at each length as many
-            positions as in n_test examples, but at least 16 examples.
-        fresh: draw new training examples without end, instead of repeating the same n_train.
-        mixture: shapes to train on together, each with the options that it overrides and its weight (default 1), by
-            which n_train and n_val are shared out: "{seq_len: 64, weight: 3}, {seq_len: 128}". A batch has one shape,
-            and each shape is also tested by itself.
-        test_segments: further shapes to test by themselves; as mixture, without weights.
+        test_lengths: additional lengths at which to test the trained model, such as 64,256,1024. The number of
+            positions at each length is the same as in n_test examples, but there are at least 16 examples.
+        fresh: draw new training examples forever, instead of repeating the same n_train.
+        mixture: shapes to train on together, each with the options that it overrides and its weight (default 1):
+            "{seq_len: 64, weight: 3}, {seq_len: 128}". n_train and n_val are divided by weight. A batch has one shape,
+            and each shape is also tested separately.
+        test_segments: additional shapes to test separately; same format as mixture, without weights.
 
     Raises:
-        ValueError: a size below 1, a split larger than the task's data, a training split smaller than a batch, a
-            seed that torch does not take, a task or a mixture that cannot exist.
+        ValueError: a size below 1, a split larger than the task's data, a training split smaller than a batch, an
+            invalid seed, an impossible task or mixture.
     """
 
     def __init__(
@@ -96,13 +96,13 @@ class TaskDataModule(L.LightningDataModule):
                 raise ValueError(f"{name} must be a positive integer, got {size}")
         require_seed(seed)
         if mixture is not None and test_lengths:
-            raise ValueError("test_lengths need a task of one shape; with a mixture, name shapes in test_segments")
+            raise ValueError("test_lengths need a task of one shape; with a mixture, give shapes in test_segments")
         if isinstance(task, Task):
             cls, options = type(task), task.options()
         else:
             cls, options = task_class(task["name"]), {name: value for name, value in task.items() if name != "name"}
         self.segments = create_segments(cls, options, mixture, test_segments)
-        """The shapes of a mixture, then those that are only tested."""
+        """The shapes of a mixture, then the shapes that are only tested."""
         self.is_mixture = mixture is not None
         if self.is_mixture:
             self.task = longest(self.segments)
@@ -122,11 +122,11 @@ class TaskDataModule(L.LightningDataModule):
         """The task at each test length, ascending."""
 
     def n_rows(self) -> dict[str, int]:
-        """Return the numbers of rows over all segments, by the names of the options: n_train, n_val, n_test."""
+        """Return the total numbers of rows over all segments, keyed by n_train, n_val and n_test."""
         return {f"n_{split.removesuffix('idation')}": sum(sizes.values()) for split, sizes in self._sizes.items()}
 
     def _shared_out(self, split: str, option: str, n: int | None) -> dict[str, int]:
-        """Return the number of examples of a split by the name of the shape."""
+        """Return the number of examples in a split, by the name of the segment."""
         usual = USUAL_SIZES[split] if n is None else n
         if split == "test":
             sizes = {each.name: usual for each in (*self._trained, *self.segments)}
@@ -147,7 +147,7 @@ class TaskDataModule(L.LightningDataModule):
 
     @property
     def chance(self) -> float | None:
-        """The chance level of the test split; for a mixture the mean over the labels of its segments."""
+        """The chance level of the test split; for a mixture, the mean over its segments, weighted by labels."""
         levels = [each.task.of_split("test").spec.chance for each in self._trained]
         if len(set(levels)) == 1:
             return levels[0]
@@ -155,14 +155,14 @@ class TaskDataModule(L.LightningDataModule):
         return float(np.average([level or 0.0 for level in levels], weights=labels))
 
     def split(self, name: str, segment: str | None = None) -> Arrays:
-        """Return the arrays of split "train", "validation" or "test", made on first use.
+        """Return the arrays of split "train", "validation" or "test", generated on first use.
 
         Args:
             name: name of the split.
             segment: name of a segment of the mixture or of `test_segments`.
 
         Raises:
-            ValueError: a cache folder that cannot be written, no such segment.
+            ValueError: a cache folder that cannot be written, an unknown segment.
         """
         found = {each.name: each for each in (*self._trained, *self.segments)}
         if (key := segment or "") not in found:
@@ -177,7 +177,7 @@ class TaskDataModule(L.LightningDataModule):
         return self._splits[key]
 
     def setup(self, stage: str) -> None:
-        """Generate the splits of a stage, so that generation does not count as part of the first step."""
+        """Generate the splits of a stage, so that generation does not count towards the first step."""
         fitted = ("validation",) if self.fresh else ("train", "validation")
         for name in {"fit": fitted, "validate": ("validation",), "test": ("test",)}.get(stage, ()):
             for segment in self._trained:
@@ -189,9 +189,9 @@ class TaskDataModule(L.LightningDataModule):
                 self._test_split_at(length)
 
     def train_dataloader(self) -> OneEpoch | NumberedBatches | BatchesInTurn:
-        """Return shuffled or fresh batches from the trainer's position on; in order if it overfits a few batches.
+        """Return shuffled or fresh batches from the trainer's position on; with overfit_batches, batches in order.
 
-        An epoch is the whole run if the trainer counts steps (max_steps without max_epochs), else a pass over the data.
+        With max_steps and without max_epochs, one epoch is the whole run; otherwise an epoch is a pass over the data.
         """
         if self.trainer is not None and self.trainer.overfit_batches:  # pyright: ignore[reportAttributeAccessIssue]
             return self._in_order("train")
@@ -222,7 +222,7 @@ class TaskDataModule(L.LightningDataModule):
             yield each.name, self._ordered(self._split("test", each))
 
     def length_batches(self) -> Iterator[tuple[int, OrderedBatches]]:
-        """Yield each test length with its test batches, made one length at a time."""
+        """Yield each test length with its test batches, generated one length at a time."""
         for length in self.at_lengths:
             yield length, self._ordered(self._test_split_at(length))
 
@@ -230,18 +230,18 @@ class TaskDataModule(L.LightningDataModule):
         return BatchesInTurn([self._ordered(self._split(split, each)) for each in self._trained])
 
     def _ordered(self, arrays: Arrays) -> OrderedBatches:
-        """Return batches of about as many positions as training batches, or of one sequence."""
+        """Return batches with about the same number of positions as in training, but at least one sequence."""
         rows = max(1, self.batch_size * self.spec.seq_len // arrays["inputs"].shape[1])
         return OrderedBatches(arrays, rows, *self._place)
 
     def _test_split_at(self, length: int) -> Arrays:
-        """Return the test split at another length; not kept: a few sequences of a million positions are 100 MB."""
+        """Return the test split at another length, without keeping it: a few very long sequences take 100 MB."""
         task, n = self.at_lengths[length], self._sizes["test"][""]
         n = at_most(task, "test", max(LEAST_AT_LENGTH, n * self.spec.seq_len // length))
         return self._made(task, "test", n, self.seed)
 
     def _made(self, task: Task, split: str, n: int, seed: int) -> Arrays:
-        """Return the first `n` examples of a split, through the cache if it is used."""
+        """Return the first `n` examples of a split, from the cache if enabled."""
         if not self.cache:
             return narrow_split(task, split, n, seed)
         return materialise(task.name, task, split, n, seed, self.cache_dir)

@@ -1,4 +1,4 @@
-"""The page of a task, made from its class: definition, worked example, options, prediction; and the table of tasks."""
+"""Render the page of a task from its class: definition, worked example, options, prediction; and the table of tasks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from zoo.report.markdown import sentence, table
 CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "task"
 PER_LINE = 16
 LONGEST = 128
-"""Most positions of an example that are printed; of a longer one the first and the last half of them."""
+"""Maximum number of printed positions; of a longer example the first and the last half of them are printed."""
 
 
 def definition(cls: type[Task]) -> str:
-    """Return the docstring up to its worked example, without the paragraphs that have attributes of their own."""
+    """Return the docstring up to its worked example, without the paragraphs that become class attributes."""
     return "\n\n".join(p for p in paragraphs(cls) if not p.startswith(("Source:", "Prediction:", "Reported:")))
 
 
@@ -41,14 +41,14 @@ def worked(cls: type[Task]) -> Task:
 
 
 def options(cls: type[Task]) -> list[tuple[str, str, str]]:
-    """(name, default, meaning) of each option, in the constructor's order."""
+    """Return (name, default, meaning) of each option, in the constructor's order."""
     meanings = arguments(cls)
     parameters = inspect.signature(cls).parameters.values()
     return [(p.name, repr(p.default), meanings.get(p.name, "")) for p in parameters]
 
 
 def facts(spec: TaskSpec) -> list[tuple[str, str]]:
-    """Describe the spec in words."""
+    """Return the spec in words, as pairs of a title and a text."""
     kind = f"tokens 0 ... {spec.vocab_size - 1}" if spec.vocab_size else f"vectors of {spec.d_input}"
     answer = f"one of {spec.n_outputs} classes" if spec.loss == "cross_entropy" else f"{spec.n_outputs} numbers"
     where = "their number varies" if spec.labelled is None else f"{spec.labelled} per sequence"
@@ -61,7 +61,7 @@ def facts(spec: TaskSpec) -> list[tuple[str, str]]:
 
 
 def example(task: Task, seed: int) -> list[str]:
-    """Return a training example, drawn by a seed: its inputs, and below them labels and facts."""
+    """Return a seeded training example as lines: inputs, and labels and facts below them."""
     arrays = task.of_split("train").sample(split_rng(seed, "train", 0), 1)
     rows = {"position": [str(i) for i in range(task.spec.seq_len)]}
     inputs, labels = arrays["inputs"][0], arrays["labels"][0]
@@ -82,7 +82,7 @@ def _written(name: str, values: np.ndarray, text: Callable[[int], str]) -> Itera
 
 
 def _in_lines(rows: dict[str, list[str]], seq_len: int) -> Iterator[str]:
-    """Yield blocks of `PER_LINE` positions; of a long example without its middle."""
+    """Yield blocks of `PER_LINE` positions, without the middle of a long example."""
     shown = [*range(seq_len)]
     if seq_len > LONGEST:
         shown = [*range(LONGEST // 2), *range(seq_len - LONGEST // 2, seq_len)]
@@ -114,7 +114,7 @@ def markdown(name: str, seed: int = 0, task: Task | None = None) -> str:
     Args:
         name: registered name.
         seed: seed of the worked example.
-        task: the one to draw the example from; default: the one in the docstring.
+        task: task that draws the example; default: the task in the docstring.
     """
     cls = task_class(name)
     small = worked(cls) if task is None else task
@@ -124,7 +124,7 @@ def markdown(name: str, seed: int = 0, task: Task | None = None) -> str:
     rows = [(f"`{option}`", f"`{default}`", meaning) for option, default, meaning in options(cls)]
     lines += table(("option", "default", "meaning"), rows)
     source = "\n\n".join(text for text in (sentence(cls.source), cls.reported) if text)
-    for title, text in (("What theory predicts", cls.prediction), ("Source", source)):
+    for title, text in (("Prediction", cls.prediction), ("Source", source)):
         if text:
             lines += ["", f"## {title}", "", text]
     lines.append("")
@@ -147,8 +147,8 @@ def index() -> str:
         "",
         "`python -m tasks show NAME` shows the page of a task; `python -m tasks pages` writes all of",
     ]
-    lines += ["them into this folder. [mixtures.md](mixtures.md) is about several shapes of a task at once.", ""]
-    lines += table(("task", "what it asks", "chance at its defaults"), rows)
+    lines += ["them into this folder. [mixtures.md](mixtures.md) describes training on several shapes at once.", ""]
+    lines += table(("task", "goal", "chance at its defaults"), rows)
     return "\n".join([*lines, "", "Made by `python -m tasks pages`.", ""])
 
 
@@ -158,7 +158,7 @@ def pages() -> dict[str, str]:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Break paragraphs into lines."""
+    """Wrap each paragraph to a width."""
     return "\n\n".join(textwrap.fill(" ".join(paragraph.split()), width) for paragraph in text.split("\n\n"))
 
 

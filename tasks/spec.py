@@ -1,4 +1,4 @@
-"""The specification of a task for a model, as plain data, without numpy."""
+"""The specification of a task, as plain data without numpy: shapes of inputs and labels, loss and chance level."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 IGNORED = -100
-"""Label of a position that is neither trained on nor scored (the default `ignore_index` of cross-entropy)."""
+"""Label of a position without loss or score (the default `ignore_index` of cross-entropy)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """The shape of a task's arrays and how answers are judged.
+    """The shapes of a task's arrays, and the scoring of its answers.
 
     `inputs` are int64 (n, seq_len) in [0, vocab_size) for "tokens", float32 (n, seq_len, d_input) for "vectors".
     `labels` are int64 (n, seq_len) in [0, n_outputs) for "cross_entropy", float32 (n, seq_len, n_outputs) for "mse";
@@ -20,14 +20,14 @@ class TaskSpec:
     Attributes:
         input: kind of input.
         seq_len: positions per sequence.
-        n_outputs: classes, or regressed channels.
-        loss: loss of the labels.
-        chance: accuracy of the best guesser that ignores the input; None for regression.
+        n_outputs: number of classes, or of regressed channels.
+        loss: training loss.
+        chance: accuracy of the best guess that ignores the input; None for regression.
         vocab_size: number of input tokens; None for vectors.
         d_input: channels of an input vector; None for tokens.
-        labelled: labelled positions per sequence, None if their number varies.
-        facts: names of the further arrays that `sample` returns, such as "distance".
-        perplexity: whether the likelihood of the labels is scored too, besides the best guess, as for text.
+        labelled: number of labelled positions per sequence; None if it varies.
+        facts: names of the additional arrays from `sample`, such as "distance", by which scores are split.
+        perplexity: whether perplexity is a score besides accuracy, as for text.
 
     Raises:
         ValueError: the fields contradict each other.
@@ -68,7 +68,7 @@ class TaskSpec:
         facts: tuple[str, ...] = (),
         perplexity: bool = False,
     ) -> Self:
-        """Return the spec of tokens to classes; by default the classes are the vocabulary, equally likely."""
+        """Return the spec of a map from tokens to classes; by default the whole vocabulary, equally likely."""
         n_outputs = vocab_size if n_outputs is None else n_outputs
         return cls(
             input="tokens",
@@ -86,7 +86,7 @@ class TaskSpec:
     def regression(
         cls, seq_len: int, d_input: int, n_outputs: int = 1, *, labelled: int, facts: tuple[str, ...] = ()
     ) -> Self:
-        """Return the spec of vectors to numbers."""
+        """Return the spec of a map from vectors to numbers."""
         return cls(
             input="vectors",
             seq_len=seq_len,

@@ -1,1 +1,1 @@
-"""From a task to batches: seeded splits, the cache on disk, mixtures, the Lightning data module, export."""
+"""Turn a task into batches: seeded splits, the cache on disk, mixtures, reading of real data, export."""

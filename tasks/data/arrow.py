@@ -1,4 +1,4 @@
-"""Arrays to Arrow tables and columns to arrays, in bulk: an example is a (nested) list of fixed size."""
+"""Convert arrays to Arrow tables and columns to arrays, in bulk; an example is a (nested) list of fixed size."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def to_table(arrays: Arrays) -> pa.Table:
 
 
 def read_column(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return a copy of the column as an array, shorter rows padded with zeros, and its rows' lengths, None if equal.
+    """Return a column as an array, with short rows padded by zeros, and the rows' lengths, None if all are equal.
 
     Raises:
-        ValueError: a null that is not a float, lists of several lengths within a row.
+        ValueError: a null among integers, lists of several lengths within a row.
     """
     values, lengths = _array(column.combine_chunks())
     return values.copy(), lengths

@@ -1,4 +1,4 @@
-"""Batches for training, validation and tests, from arrays in memory or drawn from a task when needed."""
+"""Batches for training, validation and tests, from arrays in memory or drawn from a task on demand."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tasks.base import Arrays, Task
 from tasks.data.splits import shard_rows
 
 ORDER_STREAM = 3
-"""Word in the seed of the training order's generator; the words of splits are 0, 1, 2."""
+"""Part of the seed that selects the stream for the training order; splits use 0, 1 and 2."""
 
 FRESH_STREAM = 4
-"""Word in the seed of fresh examples."""
+"""Part of the seed that selects the stream for fresh examples."""
 
 MIXTURE_STREAM = 5
-"""Word in the seed of the order of segments."""
+"""Part of the seed that selects the stream for the order of segments."""
 
 
 class _Resumable:
-    """Batches without a state, since the trainer knows the position; Lightning warns if these methods are missing."""
+    """Batches without state, since the trainer keeps the position; Lightning warns if these methods are missing."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return nothing."""
@@ -37,18 +37,18 @@ class _Resumable:
 
 
 class NumberedBatches(_Resumable, ABC):
-    """Training batches of one size, numbered from the start of the run; the content of each depends only on its number.
+    """Training batches of one size, numbered from the start of the run; a batch depends only on its number.
 
-    So a resumed run sees the same batches as an uninterrupted one, and several devices together see the batches of one
-    device with the same global batch. A DataLoader would need a sampler, a batch sampler and their state for this, and
-    ten times as long.
+    A resumed run therefore sees the same batches as an uninterrupted one, and several devices together see the batches
+    of one device with the same global batch. A DataLoader would need a sampler, a batch sampler and their state, and
+    would be ten times slower.
 
     Args:
-        n_rows: rows of an epoch; rows left over after the last full batch do not count.
+        n_rows: rows per epoch; rows left over after the last full batch are dropped.
         batch_size: rows per batch and process.
-        seed: seed of the content of the batches.
-        position: returns the index of the first batch whenever an iteration starts; default 0.
-        rank: number of this process.
+        seed: seed of the batches' content.
+        position: function that returns the index of the first batch when an iteration starts; default 0.
+        rank: rank of this process.
         world_size: number of processes.
     """
 
@@ -71,10 +71,10 @@ class NumberedBatches(_Resumable, ABC):
 
     @abstractmethod
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """Return this process's part of batch `index` of the run, from 0 on without an end."""
+        """Return this process's part of batch `index` >= 0 of the run; there is no last batch."""
 
     def __len__(self) -> int:
-        """Count the batches in an epoch."""
+        """Return the number of batches per epoch."""
         return self.n_rows // (self.batch_size * self.world_size)
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
@@ -84,13 +84,13 @@ class NumberedBatches(_Resumable, ABC):
 
 
 class TrainingBatches(NumberedBatches):
-    """The rows of the training split, shuffled anew for each epoch.
+    """The rows of the training split, reshuffled for each epoch.
 
-    Batch `index` is rows `index % len(self)` of a permutation drawn for epoch `index // len(self)`. Rows that do not
+    Batch `index` is batch `index % len(self)` of a permutation drawn for epoch `index // len(self)`. Rows that do not
     fill a batch are left out of that epoch.
 
     Args:
-        arrays: arrays of one first axis.
+        arrays: arrays of the split.
         numbered, place: batch_size, seed, position, rank and world_size of `NumberedBatches`.
     """
 
@@ -112,10 +112,10 @@ class TrainingBatches(NumberedBatches):
 
 
 class FreshBatches(NumberedBatches):
-    """Training batches of new examples, drawn when needed, without an end; no split is stored.
+    """An endless stream of training batches with new examples, drawn on demand; no split is stored.
 
-    They are drawn in blocks of a shard, since a thousand rows at once take a fraction of the time of small draws. Block
-    `b` is drawn from `default_rng([seed, FRESH_STREAM, b])`, and each process takes its part of each batch.
+    Examples are drawn in blocks of about a shard, because a thousand rows at once are much faster than small draws.
+    Block `b` is drawn from `default_rng([seed, FRESH_STREAM, b])`, and each process takes its part of each batch.
 
     Args:
         task: the task that draws.
@@ -142,10 +142,10 @@ class FreshBatches(NumberedBatches):
 
 
 class MixedBatches(NumberedBatches):
-    """Training batches of several shapes: each batch has one of them, so nothing is padded.
+    """Training batches of several shapes: each batch has one shape, so nothing is padded.
 
-    A pass contains a pass of every segment, in an order that is drawn anew for each pass. All processes have the same
-    shape at the same time.
+    A pass contains a pass over every segment, in an order redrawn for each pass. All processes have the same shape at
+    the same time.
 
     Args:
         segments: training batches of each segment.
@@ -170,7 +170,7 @@ class MixedBatches(NumberedBatches):
         return segment[epoch * len(segment) + int(numbers[place])]
 
     def _epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the segment whose turn it is at each place of a pass, and the batch's number within that segment."""
+        """Return, for each batch of a pass, its segment and its number within that segment."""
         if self._turns is None or self._turns[0] != epoch:
             rng = np.random.default_rng([self.seed, MIXTURE_STREAM, epoch])
             turns = rng.permutation(np.repeat(np.arange(len(self.segments)), [len(each) for each in self.segments]))
@@ -183,12 +183,12 @@ class MixedBatches(NumberedBatches):
 
 
 class OneEpoch(_Resumable):
-    """The batches of a whole run, pass after pass, as one epoch of Lightning's.
+    """The batches of a whole run, over several passes, as a single Lightning epoch.
 
-    So the trainer accumulates batches across the end of a pass too, and nothing counts epochs.
+    The trainer can then accumulate batches across the end of a pass, and nothing counts epochs.
 
     Args:
-        batches: training batches, with the position to begin at.
+        batches: training batches, with the start position.
         n_batches: number of batches of the run.
     """
 
@@ -206,9 +206,9 @@ class OrderedBatches:
     """All rows in order; the last batch may be shorter. Several processes share each batch.
 
     Args:
-        arrays: arrays of one first axis.
+        arrays: arrays of a split.
         batch_size: rows per batch and process.
-        rank: number of this process.
+        rank: rank of this process.
         world_size: number of processes.
     """
 

@@ -1,12 +1,12 @@
-"""Slow tasks on disk: a split is generated once and read back from an npz file.
+"""Cache the splits of slow tasks on disk: generate a split once, then read it from an npz file.
 
-By default only tasks that declare themselves slow are kept; `--task.cache true` keeps any task. For most tasks, drawing
-ten thousand examples takes less time than reading them.
+By default only tasks with `slow` are cached; `--task.cache true` caches any task. For most tasks, drawing ten thousand
+examples is faster than reading them.
 
 The file of a split is `<cache>/<task>/<split>-<n>-seed<seed>-<key>.npz`. The key hashes everything that decides the
-content: options, split, size and seed, the source text of the generator and the versions of its libraries. An edited
-generator therefore never meets an old file. The file contains the key and the checksums of npz, so a truncated or
-foreign file is noticed, named and replaced.
+content: options, split, size and seed, the source text of the generator and the versions of its libraries. Editing a
+generator therefore invalidates its files. A file contains its key and npz checksums, so that a truncated or foreign
+file is detected, reported and replaced.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ FORMAT = 3
 """Version of the layout on disk; part of the key."""
 
 KEY = "cache key"
-"""Name of the array with the key, beside the arrays of the examples."""
+"""Name of the array with the key, next to the arrays of the examples."""
 
 
 class _Damaged(Exception):
-    """A cached split cannot be used; the message names the file and the reason."""
+    """A cached split cannot be used; the message has the file and the reason."""
 
 
 def default_cache_dir() -> Path:
-    """`$MIXER_ZOO_CACHE`, or `~/.cache/mixer-zoo`."""
+    """Return `$MIXER_ZOO_CACHE`, or `~/.cache/mixer-zoo`."""
     return Path(os.environ.get("MIXER_ZOO_CACHE") or "~/.cache/mixer-zoo").expanduser()
 
 
@@ -55,19 +55,19 @@ def materialise(
     seed: int,
     cache_dir: str | Path | None = None,
 ) -> Arrays:
-    """Return the first `n` examples of a split from the cache; generate and store them if they are not there.
+    """Return the first `n` examples of a split from the cache; generate and store them if they are missing.
 
-    The arrays are those of `tasks.data.splits.narrow_split(task, split, n, seed)`. Processes that ask for the same
-    split at once wait for the one that writes it. A file that is truncated, altered or not ours is reported in one line
-    of the log (a warning) and generated again.
+    The arrays equal `tasks.data.splits.narrow_split(task, split, n, seed)`. If several processes need the same split,
+    one generates it and the others wait. A truncated, altered or foreign file gives a warning in the log and is
+    generated again.
 
     Args:
-        task_name: names the folder; the name the task is registered under.
+        task_name: registered name of the task, which names the folder.
         task: the generator.
         split: "train", "validation" or "test".
         n: number of examples, at least 1.
         seed: data seed, at least 0; the splits of one seed are disjoint.
-        cache_dir: folder of the cache; `default_cache_dir()` if not given.
+        cache_dir: folder of the cache; default `default_cache_dir()`.
 
     Returns:
         The arrays, in memory and writable.
@@ -76,7 +76,7 @@ def materialise(
         ValueError: an unknown split, a negative seed, n < 1 or more than a finite task has, or a cache folder that
             cannot be written.
     """
-    # Refused before anything is written.
+    # Check the arguments before anything is written.
     split_rng(seed, split, 0)
     require_rows(task, split, n)
     key = json.dumps(cache_key(task_name, task, split, n, seed), sort_keys=True)
@@ -91,7 +91,7 @@ def materialise(
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.with_name(f".{file.name}.lock")):
             try:
-                return _read(file, key)  # another process has written it meanwhile
+                return _read(file, key)  # another process may have written it meanwhile
             except FileNotFoundError:
                 pass
             except _Damaged as damage:
@@ -102,7 +102,7 @@ def materialise(
     except OSError as error:
         raise ValueError(
             f"cannot write the task cache {str(root)!r} ({error.strerror or error.args[0]}); "
-            "name another folder by --task.cache_dir or MIXER_ZOO_CACHE"
+            "set another folder by --task.cache_dir or MIXER_ZOO_CACHE"
         ) from error
 
 
@@ -123,9 +123,9 @@ def cache_key(task_name: str, task: Task, split: str, n: int, seed: int) -> dict
 
 
 def _source_hashes(task: Task) -> dict[str, str]:
-    """Return a hash of each source text that decides what `task` samples.
+    """Return hashes of the source code that decides the examples of `task`.
 
-    These are the package `tasks` as a whole, and the modules of the task, of its base classes and in `sources`.
+    This is the whole package `tasks`, and the modules of the task, of its base classes and in `sources`.
     """
     inherited = {cls.__module__ for cls in type(task).__mro__ if issubclass(cls, Task)}
     others = sorted(name for name in {*inherited, *task.sources} if not name.startswith("tasks."))
@@ -145,12 +145,12 @@ def _hash(files: Iterable[Path]) -> str:
 
 def _source_file(module: str) -> Path:
     spec = None
-    with contextlib.suppress(ValueError):  # the module of a script that is run has no spec
+    with contextlib.suppress(ValueError):  # the module of a running script has no spec
         spec = find_spec(module)
     file = getattr(sys.modules.get(module), "__file__", None) if spec is None else spec.origin
     if file is None:
         raise ValueError(
-            f"the source of {module!r} cannot be found, so what it generates cannot be cached; "
+            f"the source of {module!r} cannot be found, so its examples cannot be cached; "
             "write the task into a file and import it"
         )
     return Path(file)
@@ -172,7 +172,7 @@ def _read(file: Path, key: str) -> Arrays:
 
     Raises:
         FileNotFoundError: there is no such file.
-        _Damaged: it is not whole, or of another key.
+        _Damaged: the file is incomplete, or has another key.
     """
     try:
         with ZipFile(file) as archive:
@@ -185,5 +185,5 @@ def _read(file: Path, key: str) -> Arrays:
     except (BadZipFile, EOFError, OSError, ValueError) as error:
         raise _Damaged(f"the cached file {file} cannot be read ({error})") from error
     if str(arrays.pop(KEY, "")) != key:
-        raise _Damaged(f"the cached file {file} describes other data")
+        raise _Damaged(f"the cached file {file} holds other data")
     return arrays

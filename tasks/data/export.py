@@ -1,4 +1,4 @@
-"""Examples for other programs: Parquet, JSON lines, the Hugging Face hub."""
+"""Export examples as Parquet or JSON lines, or to the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def write_parquet(file: Path, arrays: Arrays, about: dict[str, Any]) -> None:
 
 
 def write_jsonl(file: Path, arrays: Arrays, about: dict[str, Any]) -> None:
-    """Write one object per example; a missing number is null. `about` is not written: every line is an example."""
+    """Write one object per example, with null for NaN. `about` is ignored, since every line is an example."""
     columns = {name: array.tolist() for name, array in arrays.items()}
     rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
     write_atomically(file, "".join(as_json(row, indent=None) for row in rows))
 
 
 def push_to_hub(task: Task, arrays: Arrays, split: str, repository: str, private: bool) -> str:
-    """Upload a split as a data set to the hub, with the user's own token.
+    """Upload a split as a data set to the hub, with the user's token.
 
     Returns:
         The address of the data set.

@@ -1,7 +1,7 @@
-"""Mixtures: one task at several shapes, trained together and each tested by itself.
+"""Mixtures: a task at several shapes, trained together and tested separately.
 
-A segment overrides options of the task: {seq_len: 128, n_pairs: 8}. Its seed is made from the run's seed and from the
-options that it overrides, so its examples stay the same when other segments come and go.
+A segment overrides options of the task: {seq_len: 128, n_pairs: 8}. Its seed derives from the run's seed and its
+overrides, so its examples stay the same when other segments are added or removed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tasks.base import Task
 from zoo.errors import UnknownNameError, unknown
 
 SEGMENT_STREAM = 6
-"""Word in the seeds of segments."""
+"""Part of a seed that selects the stream of segments."""
 
 WEIGHT = "weight"
-"""The key in an entry of a mixture that is not an option of its task; default 1."""
+"""Key in an entry of a mixture that is not an option of the task; default 1."""
 
 SHARED = ("input", "vocab_size", "d_input", "n_outputs", "loss", "facts", "perplexity")
-"""The fields of a spec that must be the same in all segments, because one model serves all of them."""
+"""Fields of a spec that must be equal in all segments, because they share one model."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Segment:
     """One shape of a task.
 
     Attributes:
-        name: the options in which segments differ, with the values of this one: "seq_len=128,n_pairs=8".
+        name: options that differ between segments, with this segment's values: "seq_len=128,n_pairs=8".
         task: the task at this shape.
         share: share of the training examples, between 0 and 1; 0 for a shape that is only tested.
-        overrides: the options that it sets; None for a task of one shape.
+        overrides: options that the segment sets; None for a task of one shape.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Segment:
     overrides: Mapping[str, Any] | None = None
 
     def seed(self, seed: int) -> int:
-        """Return the seed of its examples in a run with this seed."""
+        """Return the seed of the segment's examples in a run with this seed."""
         if self.overrides is None:
             return seed
         text = json.dumps({option: getattr(self.task, option) for option in self.overrides}, sort_keys=True)
@@ -60,23 +60,23 @@ def create_segments(
     mixture: Sequence[Mapping[str, Any]] | None,
     test_segments: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[Segment]:
-    """Return the segments of a mixture, then those that are only tested.
+    """Return the segments of a mixture, then the segments that are only tested.
 
     Args:
-        cls: the task.
-        options: options that segments do not override; with a mixture they need not form a shape that exists.
-        mixture: the options that each segment overrides, and its `weight`.
-        test_segments: the same without weights.
+        cls: class of the task.
+        options: options that segments do not override; with a mixture, these alone need not be a valid shape.
+        mixture: for each segment, the options that it overrides and its `weight`.
+        test_segments: for each additional test segment, the options that it overrides.
 
     Raises:
         UnknownNameError: an option that the task does not have.
-        ValueError: an empty list, a weight that is not positive, a shape that cannot exist or occurs twice, shapes that
-            one model cannot serve.
+        ValueError: an empty list, a weight that is not positive, an impossible or repeated shape, shapes that need
+            different models.
     """
     made: list[tuple[str, Task, float, dict[str, Any]]] = []
     for group, entries in (("mixture", mixture), ("test_segments", test_segments)):
         if entries is not None and not entries:
-            raise ValueError(f"{group} must hold at least one segment, such as {{seq_len: 128}}, got []")
+            raise ValueError(f"{group} must contain at least one segment, such as {{seq_len: 128}}, got []")
         for number, entry in enumerate(entries or (), 1):
             where = f"{group}, segment {number}"
             overrides = _overrides(cls, entry, where, weighed=group == "mixture")
@@ -96,18 +96,18 @@ def create_segments(
 
 
 def longest(segments: Sequence[Segment]) -> Task:
-    """Return the first of the longest trained shapes; the size of a model is measured by it."""
+    """Return the task at the longest trained shape (the first of several), for which model sizes are reported."""
     return max((segment.task for segment in segments if segment.share), key=lambda task: task.spec.seq_len)
 
 
 def apportion(n: int, shares: Sequence[float]) -> list[int]:
-    """Share out `n` examples: whole numbers that add up to `n`, the largest remainders rounded up.
+    """Divide `n` examples by shares into whole numbers, rounding up the largest remainders.
 
     >>> apportion(10, [0.5, 0.25, 0.25])
     [5, 3, 2]
     """
     exact = [n * share for share in shares]
-    # A share that should give a whole number does so in spite of rounding.
+    # The tolerance protects shares that give whole numbers from rounding.
     parts = [math.floor(each + 1e-9 * n) for each in exact]
     by_remainder = sorted(range(len(parts)), key=lambda i: parts[i] - exact[i])
     for i in by_remainder[: n - sum(parts)]:
@@ -120,7 +120,7 @@ def _overrides(cls: type[Task], entry: Any, where: str, *, weighed: bool) -> dic
     if not isinstance(entry, Mapping):
         raise ValueError(f"{where}: must be a mapping of options, such as {{{valid[0]}: ...}}, got {entry!r}")
     if WEIGHT in entry and not weighed:
-        raise ValueError(f"{where}: has no weight, it is not trained on; got {WEIGHT}={entry[WEIGHT]!r}")
+        raise ValueError(f"{where}: takes no weight, because it is only tested; got {WEIGHT}={entry[WEIGHT]!r}")
     for option in entry:
         if option not in valid and option != WEIGHT:
             raise UnknownNameError(f"{where}: {unknown(f'{cls.name} option', str(option), valid)}")
@@ -140,7 +140,7 @@ def _check_same_model(shapes: Sequence[tuple[str, Task]]) -> None:
         for shape in SHARED:
             here, there = getattr(task.spec, shape), getattr(first.spec, shape)
             if here != there:
-                raise ValueError(f"{task.name}: {shape} is {here} in {where}, {there} in {first_at}")
+                raise ValueError(f"{task.name}: {shape} is {here} in {where}, but {there} in {first_at}")
 
 
 def _check_distinct(shapes: Sequence[tuple[str, Task]]) -> None:

@@ -1,4 +1,4 @@
-"""Reading real data: files, Hugging Face data sets, and their division into splits."""
+"""Read real data from files and Hugging Face data sets, and divide it into splits."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from tasks.base import HELD_OUT, Task, named
 from zoo.extras import require_extra
 
 SPLIT_OF = {"train": "train", **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"), "test": "test"}
-"""The split that data sets mean by a name."""
+"""Our name of a split, by the names that data sets use."""
 
 
 class OfSplits(Task):
-    """A task whose data is divided: `of_split` returns a copy that knows its part."""
+    """A task on data that is divided into splits: `of_split` returns a copy that draws from its part."""
 
     validation: float
     test: float
     _split: str = "train"
 
     def _keep_shares(self, validation: float, test: float) -> None:
-        """Check and keep the shares for splits that the data does not have."""
+        """Check and store the shares for splits that the data lacks."""
         self.validation, self.test = float(validation), float(test)
         fit = self.validation > 0 and self.test > 0 and self.validation + self.test < 1
         self._demand(fit, "validation and test must be positive shares with a sum below 1", "validation", "test")
 
     def _parts(self, n: int, found: Container[str]) -> dict[str, slice]:
-        """Divide `n` items of training data among it and the splits that are not in the data."""
+        """Divide `n` items of training data between training and the splits that the data lacks."""
         return divide(n, {split: getattr(self, split) for split in HELD_OUT if split not in found})
 
     def of_split(self, split: str) -> Self:
@@ -42,10 +42,10 @@ class OfSplits(Task):
 
 
 def read_files(path: Path) -> dict[Path, bytes]:
-    """Read a file, or the files in a folder and its subfolders, without hidden ones, in the order of their paths.
+    """Read a file, or all files below a folder except hidden ones, in the order of their paths.
 
     Raises:
-        ValueError: there is nothing to read.
+        ValueError: an unreadable file, or no content.
     """
     files = [path]
     if path.is_dir():
@@ -65,8 +65,8 @@ def load_dataset(name: str, config: str | None, columns: tuple[str, ...]) -> dic
 
     Args:
         name: name on the hub, or a local file or folder.
-        config: which of its configurations; None if it has only one.
-        columns: columns that every row must have.
+        config: configuration of the data set; None if it has only one.
+        columns: required columns.
 
     Raises:
         MissingExtraError: `datasets` is not installed.
@@ -84,11 +84,11 @@ def load_dataset(name: str, config: str | None, columns: tuple[str, ...]) -> dic
 
 
 def read_splits(function: str, *arguments: Any, **options: Any) -> Any:
-    """Return what a function of `datasets` reads, without its progress bars and its log.
+    """Call a function of `datasets` without its progress bars and log, and return its result.
 
     Raises:
         MissingExtraError: `datasets` is not installed.
-        ValueError: the function failed; one line with the reason.
+        ValueError: the function failed; the message has the reason in one line.
     """
     datasets = require_extra("datasets", "train")
     try:
@@ -100,14 +100,14 @@ def read_splits(function: str, *arguments: Any, **options: Any) -> Any:
 
 
 def by_split(found: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the parts of divided data under our names of the splits; parts with other names are left out.
+    """Return the splits of a data set under our names; parts with other names are left out.
 
     Raises:
         ValueError: there is no training split.
     """
     splits = {SPLIT_OF[str(own)]: part for own, part in found.items() if str(own) in SPLIT_OF}
     if "train" not in splits:
-        raise ValueError(f"there is no split train; there are: {', '.join(map(str, found))}")
+        raise ValueError(f"there is no split train, only: {', '.join(map(str, found))}")
     return splits
 
 
@@ -128,7 +128,7 @@ def quiet() -> Iterator[None]:
 
 
 def divide(n: int, missing: Mapping[str, float]) -> dict[str, slice]:
-    """Divide `n` items in order into a training part, then a part for each missing split, given its share."""
+    """Divide `n` items in order into a training part, then a part per missing split, given its share."""
     parts, end = {}, n
     for split, share in reversed(list(missing.items())):
         start = end - max(1, round(share * n))
@@ -137,7 +137,7 @@ def divide(n: int, missing: Mapping[str, float]) -> dict[str, slice]:
 
 
 def content_hash(*arrays: np.ndarray) -> str:
-    """Return a digest of the numbers, their types and shapes."""
+    """Return a digest of arrays: their numbers, types and shapes."""
     sha = hashlib.sha256()
     for array in arrays:
         sha.update(f"{array.dtype.str}{array.shape}".encode() + np.ascontiguousarray(array).tobytes())

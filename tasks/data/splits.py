@@ -1,4 +1,4 @@
-"""Train, validation and test: disjoint streams of one seed, cut into shards of a fixed number of rows."""
+"""Draw the train, validation and test splits: separate random streams of one seed, in shards of fixed size."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tasks.base import Arrays, FiniteTask, Task
 from tasks.spec import TaskSpec
 
 SPLITS = {"train": 0, "validation": 1, "test": 2}
-"""Each split's word in the seed of its generators."""
+"""Part of the seed that selects the stream of each split."""
 
 SHARD_ROWS = 1024
-"""Rows drawn from one generator, always all of them: the first n rows do not depend on n."""
+"""Rows per generator; a shard is always drawn whole, so that the first n rows do not depend on n."""
 
 SHARD_POSITIONS = 1 << 22
-"""Positions of a shard, 32 MB of integers: sequences longer than 4096 come in shards of fewer rows."""
+"""Maximum number of positions in a shard, 32 MB of integers: shards of sequences over 4096 have fewer rows."""
 
 PROGRESS_DELAY = 2.0
 """Seconds of generation before a progress bar appears."""
@@ -36,7 +36,7 @@ def split_rng(seed: int, split: str, shard: int) -> np.random.Generator:
 
 
 def shard_rows(task: Task) -> int:
-    """Count the rows of a shard of this task."""
+    """Return the number of rows in a shard of this task."""
     return max(1, min(SHARD_ROWS, SHARD_POSITIONS // task.spec.seq_len))
 
 
@@ -47,15 +47,15 @@ def at_most(task: Task, split: str, n: int) -> int:
 
 
 def require_rows(task: Task, split: str, n: int, option: str = "n") -> None:
-    """Refuse a number of examples that no split can hold.
+    """Check that a split can have `n` examples.
 
     Raises:
         ValueError: n < 1, or more than a finite task has.
     """
     if n < 1:
-        raise ValueError(f"{task.name}: a split holds at least one example, got {option}={n}")
+        raise ValueError(f"{task.name}: a split needs at least one example, got {option}={n}")
     if n > (most := at_most(task, split, n)):
-        raise ValueError(f"{task.name}: {split} has {most:,} examples and no more, got {option}={n}")
+        raise ValueError(f"{task.name}: {split} has only {most:,} examples, got {option}={n}")
 
 
 def shards(task: Task, split: str, n: int, seed: int) -> Iterator[Arrays]:
@@ -64,7 +64,7 @@ def shards(task: Task, split: str, n: int, seed: int) -> Iterator[Arrays]:
     Raises:
         ValueError: an unknown split, a negative seed, n < 1, or more than a finite task has.
     """
-    split_rng(seed, split, 0)  # refuses a bad split or seed
+    split_rng(seed, split, 0)  # raises for a bad split or seed
     require_rows(task, split, n)
     drawn_from, rows = task.of_split(split), shard_rows(task)
     if isinstance(drawn_from, FiniteTask):
@@ -77,7 +77,7 @@ def shards(task: Task, split: str, n: int, seed: int) -> Iterator[Arrays]:
 
 
 def sample_split(task: Task, split: str, n: int, seed: int) -> Arrays:
-    """Draw the first `n` examples of a split in memory; a longer split of the same seed begins with the same rows.
+    """Draw the first `n` examples of a split; a longer split of the same seed begins with the same rows.
 
     Raises:
         ValueError: see `shards`.
@@ -87,10 +87,10 @@ def sample_split(task: Task, split: str, n: int, seed: int) -> Arrays:
 
 
 def narrow_split(task: Task, split: str, n: int, seed: int) -> Arrays:
-    """Return the same as `sample_split`, with tokens and labels in the smallest integer types that hold them.
+    """Draw a split as `sample_split` does, with tokens and labels in the smallest sufficient integer types.
 
-    For 100,000 examples of length 512 these are 400 MB instead of 1 GB. A progress bar appears on a terminal if
-    generation takes long.
+    100,000 examples of length 512 then take 400 MB instead of 1 GB. A progress bar appears on a terminal if generation
+    takes long.
 
     Raises:
         ValueError: see `shards`.
@@ -113,7 +113,7 @@ def narrow_split(task: Task, split: str, n: int, seed: int) -> Arrays:
 
 
 def _narrow(name: str, dtype: np.dtype, spec: TaskSpec) -> np.dtype:
-    """Return the type in which the array `name` is kept."""
+    """Return the type in which to store the array `name`."""
     if name not in ("inputs", "labels") or dtype.kind != "i":
         return dtype
     top = max(spec.vocab_size or 0, spec.n_outputs) - 1

@@ -1,4 +1,4 @@
-"""Tasks that users bring: a function, a file or a folder of arrays."""
+"""Tasks of your own, from a function, a file of arrays or a folder of files."""
 
 SUFFIXES = (".npz", ".parquet", ".arrow", ".feather", ".jsonl")
-"""Suffixes of files of data."""
+"""Suffixes of data files."""

@@ -1,4 +1,4 @@
-"""A user's class, function or data as a task."""
+"""Turn a user's class, function or data into a task."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from zoo.targets import short
 
 @functools.cache
 def adopt(target: str, found: Any) -> type[Task]:
-    """Return the task that a target or a path names.
+    """Return the task of a target or a path.
 
     Args:
-        target: the name that was given.
-        found: the object that it names: a subclass of `Task`, a function `sample(rng, n)`, or an absolute path of data.
+        target: the target or the path as text.
+        found: its object: a subclass of `Task`, a function `sample(rng, n)`, or an absolute path to data.
 
     Raises:
         UsageError: any other object, a function that cannot be a task.
@@ -33,5 +33,5 @@ def adopt(target: str, found: Any) -> type[Task]:
             found.name = name
         return found
     if isinstance(found, type) or not callable(found):
-        raise UsageError(f"{target} is neither a subclass of tasks.Task nor a function sample(rng, n)")
+        raise UsageError(f"{target} must be a subclass of tasks.Task or a function sample(rng, n)")
     return generated(found, name, target)

@@ -1,4 +1,4 @@
-"""A user's examples: brought to the shapes of a `TaskSpec`, or refused in one line."""
+"""Convert a user's arrays to the shapes of a `TaskSpec`, or report the first problem in one line."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from tasks.base import Arrays
 from tasks.spec import IGNORED, TaskSpec
 
 OWN = ("inputs", "labels", "lengths")
-"""The arrays that are not facts."""
+"""Names of the arrays that are not facts."""
 MOST = 2**24
-"""Upper bound of tokens and classes: a model has a vector for each up to the greatest."""
+"""Upper bound of tokens and classes, since a model has a vector for each number up to the largest."""
 
 
 def conform(given: Mapping[str, Any]) -> Arrays:
     """Return `inputs` and `labels` as in `TaskSpec`, `lengths` if given, then the facts.
 
     Args:
-        given: by name: `inputs`, (n, seq) integers or (n, seq, features) floats; `labels`, integers or floats, (n, seq)
-            or (n,), for regression also (n, seq, channels), where -100 or NaN is no label and a label per row belongs
-            to its last position; `lengths` of the rows, (n,); facts, (n, seq) integers.
+        given: arrays by name. `inputs` are (n, seq) integers or (n, seq, features) floats. `labels` are integers or
+            floats, (n, seq) or (n,), for regression also (n, seq, channels); -100 or NaN means no label, and one label
+            per row belongs to the row's last position. `lengths` of the rows are (n,). Facts are (n, seq) integers.
 
     Raises:
-        ValueError: a missing array, or a type, a shape or a value that no task has.
+        ValueError: a missing array, or an invalid type, shape or value.
     """
     for name in OWN[:2]:
         if name not in given:
-            raise ValueError(f"there is no {name!r}; there are: {', '.join(given) or 'none'}")
+            raise ValueError(f"there is no array {name!r}, only: {', '.join(given) or 'none'}")
     arrays = {name: _numbers(name, array) for name, array in given.items()}
     inputs = arrays["inputs"]
     if (inputs.dtype.kind, inputs.ndim) not in (("i", 2), ("f", 3)) or 0 in inputs.shape[1:]:
@@ -53,30 +53,30 @@ def conform(given: Mapping[str, Any]) -> Arrays:
     for name in sorted(arrays.keys() - {*OWN}):
         fact = arrays[name]
         if fact.shape != (n, seq_len) or fact.dtype.kind != "i":
-            raise ValueError(f"{name} must be integers {(n, seq_len)}, as any further array, got {_outline(fact)}")
+            raise ValueError(f"{name} must be integers {(n, seq_len)}, as any additional array, got {_outline(fact)}")
         made[name] = np.where(labelled, fact, -1).astype(np.int32)
     return made
 
 
 def known(labels: np.ndarray) -> np.ndarray:
-    """Return which positions have a label, (n, seq)."""
+    """Return whether each position has a label, bool (n, seq)."""
     return labels != IGNORED if labels.dtype.kind == "i" else ~np.isnan(labels[:, :, 0])
 
 
 def measure(splits: Iterable[Arrays], vocab_size: int | None, n_classes: int | None) -> TaskSpec:
-    """Return the spec of examples that `conform` returned, with the same names and types of arrays in each split.
+    """Return the spec of examples from `conform`, which have the same names and types of arrays in each split.
 
     Args:
         splits: the examples of each split.
-        vocab_size: number of tokens; default: one more than the greatest.
-        n_classes: number of classes; default: one more than the greatest.
+        vocab_size: number of tokens; default: one more than the largest token.
+        n_classes: number of classes; default: one more than the largest class.
 
     Raises:
-        ValueError: a number of tokens for floats, or of classes for regression; no label at all.
+        ValueError: vocab_size for float inputs, n_classes for regression, or no label at all.
     """
     spec = _measured(list(splits), vocab_size, n_classes)
     if spec.labelled == 0:
-        raise ValueError(f"labels: no position has one; {IGNORED} and NaN are none")
+        raise ValueError(f"labels: no position has a label; {IGNORED} and NaN mean none")
     return spec
 
 
@@ -84,9 +84,9 @@ def _measured(splits: list[Arrays], vocab_size: int | None, n_classes: int | Non
     inputs, labels = splits[0]["inputs"], splits[0]["labels"]
     tokens, classes = inputs.dtype.kind == "i", labels.dtype.kind == "i"
     if vocab_size is not None and not tokens:
-        raise ValueError(f"vocab_size needs integer inputs, and these are floats, got vocab_size={vocab_size}")
+        raise ValueError(f"vocab_size needs integer inputs, but these are floats; got vocab_size={vocab_size}")
     if n_classes is not None and not classes:
-        raise ValueError(f"n_classes needs integer labels, and these are floats, got n_classes={n_classes}")
+        raise ValueError(f"n_classes needs integer labels, but these are floats; got n_classes={n_classes}")
 
     def count(name: str) -> int:
         return 1 + max(int(arrays[name].max(initial=0)) for arrays in splits)
@@ -106,17 +106,17 @@ def _measured(splits: list[Arrays], vocab_size: int | None, n_classes: int | Non
 
 
 def require(arrays: Arrays, spec: TaskSpec) -> None:
-    """Refuse examples that `conform` returned if they do not fit a spec.
+    """Check that examples from `conform` fit a spec.
 
     Raises:
-        ValueError: the field that differs; the token or the class that is out of range, and its row.
+        ValueError: a field differs, or a token or class is out of range; the message has the field or the row.
     """
     here = _measured([arrays], None, None)
     for field in ("input", "seq_len", "d_input", "loss", "facts"):
         if (there := getattr(spec, field)) != (found := getattr(here, field)):
-            raise ValueError(f"{field} is {found}, elsewhere {there}")
+            raise ValueError(f"{field} is {found}, but {there} in the other examples")
     if spec.loss == "mse" and here.n_outputs != spec.n_outputs:
-        raise ValueError(f"labels have {here.n_outputs} channels, elsewhere {spec.n_outputs}")
+        raise ValueError(f"labels have {here.n_outputs} channels, but {spec.n_outputs} in the other examples")
     if spec.vocab_size is not None:
         _bound("inputs", "token", "vocab_size", arrays["inputs"], spec.vocab_size)
     if spec.loss == "cross_entropy":
@@ -126,23 +126,23 @@ def require(arrays: Arrays, spec: TaskSpec) -> None:
 def _bound(name: str, kind: str, option: str, array: np.ndarray, top: int) -> None:
     def message(row: int) -> str:
         found = f"{name}: row {row} has the {kind} {array[row].max()}"
-        return f"{found}, {option}={top} allows 0 ... {top - 1}; give a greater {option}"
+        return f"{found}, but {option}={top} allows 0 ... {top - 1}; give a larger {option}"
 
     _refuse(array >= top, message)
 
 
 def majority(labels: np.ndarray) -> float:
-    """Return the share of the commonest class among all labels; 1 if there are none."""
+    """Return the share of the most common class among all labels; 1 without labels."""
     counts = np.bincount(labels[labels != IGNORED])
     return float(counts.max() / counts.sum()) if len(counts) else 1.0
 
 
 def _numbers(name: str, given: Any) -> np.ndarray:
-    """Return the array with the one type of its kind."""
+    """Return an array of numbers as int64, float32 or float64."""
     array = np.asarray(given)
     if array.dtype.kind not in "biuf" or not array.ndim:
         raise ValueError(f"{name} must be an array of integers or floats, got {_outline(array)}")
-    if array.dtype == np.uint64:  # of which the upper half would turn negative
+    if array.dtype == np.uint64:  # the upper half would turn negative in int64
         array = array.clip(max=np.iinfo(np.int64).max)
     if array.dtype.kind == "f":
         return array if array.dtype == np.float64 else array.astype(np.float32)
@@ -150,7 +150,7 @@ def _numbers(name: str, given: Any) -> np.ndarray:
 
 
 def _inputs(inputs: np.ndarray, within: np.ndarray) -> np.ndarray:
-    """Return the inputs with zeros beyond the ends of rows."""
+    """Return the checked inputs, with zeros beyond the ends of rows."""
     if inputs.dtype.kind == "i":
         inputs = np.where(within, inputs, 0)
         _refuse(inputs < 0, lambda row: f"inputs: row {row} has the token {inputs[row].min()}; tokens are at least 0")
@@ -161,7 +161,7 @@ def _inputs(inputs: np.ndarray, within: np.ndarray) -> np.ndarray:
 
 
 def _labels(labels: np.ndarray, within: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return labels without those beyond the ends of rows; those per row at the last position, floats with channels."""
+    """Return the checked labels: none beyond the ends of rows, one per row moved to its last position."""
     classes, shape = labels.dtype.kind == "i", within.shape
     if labels.ndim == 1:
         last = np.arange(shape[1]) == lengths[:, None] - 1
@@ -189,13 +189,13 @@ def _below_most(name: str, kind: str, array: np.ndarray) -> np.ndarray:
 
 
 def _single(array: np.ndarray) -> np.ndarray:
-    """Return the array as float32, with inf for numbers that are too large."""
+    """Return the array as float32, with inf for numbers beyond its range."""
     with np.errstate(over="ignore"):
         return array.astype(np.float32)
 
 
 def _refuse(wrong: np.ndarray, message: Callable[[int], str]) -> None:
-    """Raise ValueError with the message for the first row that has anything wrong."""
+    """Raise ValueError with the message for the first row that has a wrong entry."""
     if wrong.any():
         raise ValueError(message(int(np.argwhere(wrong)[0][0])))
 

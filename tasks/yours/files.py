@@ -1,4 +1,4 @@
-"""A user's data as a task: an npz file, or a file or folder that Hugging Face `datasets` reads."""
+"""A task on your own data: an npz file, or a file or folder that Hugging Face `datasets` reads."""
 
 from __future__ import annotations
 
@@ -22,27 +22,29 @@ from tasks.yours.arrays import OWN, conform, majority, measure, require
 from zoo.report.files import read_npz
 
 BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".jsonl": "json"}
-"""The builder of `datasets` that reads files with this suffix."""
+"""Builder of `datasets` by the suffix of the files that it reads."""
 
 
 class Data(OfSplits, FiniteTask):
     """The examples of a file or a folder.
 
-    The columns (in an npz file the arrays) are `inputs`, per example (seq,) integers or (seq, features) floats, and
-    `labels`, integers for classes or floats for regression: one per position, or one per example, for its last
-    position; -100 or NaN is no label. `lengths` are the lengths of examples; lists of several lengths in tables need
-    none. Further integer columns of the inputs' shape are facts, by which scores are split. Splits are named train,
-    validation (valid, val, dev) and test: by the beginning of an array's name (`test_inputs`), by the name of a file or
-    of its folder, or as `datasets` saved them. A missing split is a tenth of the training data; equal inputs then stay
-    in one split.
+    The data has columns, or arrays in an npz file. `inputs` are, per example, (seq,) integers or (seq, features)
+    floats. `labels` are integers for classes or floats for regression, one per position, or one per example for its
+    last position; -100 or NaN means no label. `lengths` are the lengths of padded examples; tables with lists of
+    several lengths do not need them. Other integer columns in the shape of the inputs are facts, by which scores are
+    split.
+
+    Splits are named train, validation (valid, val, dev) and test: by a prefix of the array's name (`test_inputs`), by
+    the name of a file or its folder, or as saved by `datasets`. A missing split is a tenth of the training data, cut so
+    that equal inputs stay in one split.
 
     Args:
-        inputs: the column of inputs.
-        labels: the column of labels.
-        vocab_size: number of tokens; default: one more than the greatest.
-        n_classes: number of classes; default: one more than the greatest.
-        split_seed: seed by which examples are dealt out to missing splits.
-        allow_shared: accept data in which named splits share inputs.
+        inputs: name of the column of inputs.
+        labels: name of the column of labels.
+        vocab_size: number of tokens; default: one more than the largest token.
+        n_classes: number of classes; default: one more than the largest class.
+        split_seed: seed that divides examples among missing splits.
+        allow_shared: accept data whose splits share inputs.
     """
 
     path: ClassVar[Path]
@@ -69,12 +71,12 @@ class Data(OfSplits, FiniteTask):
         }
 
     def _read(self) -> tuple[dict[str, Arrays], TaskSpec]:
-        # The path may come from the configuration of an old run, or of one on another machine.
+        # The path may come from the configuration of an old run, or of a run on another machine.
         path = next((each for each in (self.path, Path.cwd() / self.path.name) if each.exists()), None)
         if path is None:
             raise ValueError(f"there is no such file or folder: put {self.path.name} there or into {Path.cwd()}")
         if path.is_file() and path.suffix not in SUFFIXES:
-            raise ValueError(f"no data; give {', '.join(SUFFIXES)}, a folder of such tables, or file.py:function")
+            raise ValueError(f"not a data file; give {', '.join(SUFFIXES)}, a folder of tables, or file.py:function")
         columns_of = _arrays if path.suffix == ".npz" else functools.partial(_tables, asked=(self.inputs, self.labels))
         found: dict[str, Arrays] = {}
         for name, columns in columns_of(path).items():
@@ -91,11 +93,11 @@ class Data(OfSplits, FiniteTask):
         return _cut(splits, self.split_seed), spec
 
     def _named(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the columns of examples, by their names in examples."""
+        """Return the columns under their names in examples: inputs, labels, lengths and facts."""
         for option, column in (("inputs", self.inputs), ("labels", self.labels)):
             if column not in columns:
                 there = ", ".join(columns) or "no columns of numbers"
-                raise ValueError(f"there is no {column!r}; there are: {there}; --task.{option} names another one")
+                raise ValueError(f"there is no column {column!r}, only: {there}; set --task.{option}")
         inputs = columns[self.inputs]
         given = {"inputs": inputs, "labels": columns[self.labels]}
         for name, array in columns.items():
@@ -106,7 +108,7 @@ class Data(OfSplits, FiniteTask):
 
     def at_length(self, seq_len: int) -> Self:
         if seq_len != self.spec.seq_len:
-            raise ValueError(f"{self.name}: the data is of length {self.spec.seq_len}, got {seq_len}")
+            raise ValueError(f"{self.name}: the data has length {self.spec.seq_len}, got {seq_len}")
         return self
 
     def fingerprint(self) -> dict[str, Any]:
@@ -126,11 +128,11 @@ class Data(OfSplits, FiniteTask):
 
 
 def _arrays(file: Path) -> dict[str, dict[str, np.ndarray]]:
-    """Return the arrays of an npz file by split; arrays without the name of a split are for training."""
+    """Return the arrays of an npz file by split; arrays without a split in their names are training data."""
     try:
         arrays = read_npz(file)
     except (OSError, ValueError) as error:
-        why = "it has arrays of Python objects, which are never loaded" if "allow_pickle" in str(error) else error
+        why = "it has arrays of Python objects, which we never load" if "allow_pickle" in str(error) else error
         raise ValueError(f"cannot be read: {why}") from None
     splits: dict[str, dict[str, np.ndarray]] = {}
     for name, array in arrays.items():
@@ -138,12 +140,12 @@ def _arrays(file: Path) -> dict[str, dict[str, np.ndarray]]:
         split, column = (SPLIT_OF[beginning], rest) if beginning in SPLIT_OF and rest else ("", name)
         splits.setdefault(split, {})[column] = array
     if "" in splits and len(splits) > 1:
-        raise ValueError(f"some arrays are of a split and some are not; there are: {', '.join(arrays)}")
+        raise ValueError(f"either all or no array names must begin with a split; there are: {', '.join(arrays)}")
     return splits if "" not in splits else {"train": splits[""]}
 
 
 def _tables(path: Path, asked: tuple[str, str]) -> dict[str, dict[str, np.ndarray]]:
-    """Return the columns of a file or a folder by split: columns of numbers, and the two in `asked`."""
+    """Return the columns of a file or a folder by split: the two in `asked`, and all other columns of numbers."""
     if path.is_file() and not path.stat().st_size:
         raise ValueError("cannot be read: the file is empty")
     with TemporaryDirectory() as scratch:
@@ -161,7 +163,7 @@ def _tables(path: Path, asked: tuple[str, str]) -> dict[str, dict[str, np.ndarra
 
 
 def _columns(table: Any, asked: tuple[str, str]) -> dict[str, np.ndarray]:
-    """Return the columns of a table as arrays."""
+    """Return the columns of a table as arrays, with `lengths` if rows differ in length."""
     import pyarrow as pa
 
     from tasks.data.arrow import read_column
@@ -178,9 +180,9 @@ def _columns(table: Any, asked: tuple[str, str]) -> dict[str, np.ndarray]:
 
 
 def _with_lengths(arrays: Arrays, ends: Mapping[str, np.ndarray | None], inputs: str, labels: str) -> Arrays:
-    """Return the columns with `lengths`, if lists of inputs have several, without columns of other lengths."""
+    """Return the columns, with `lengths` if inputs differ in length, without columns of other lengths."""
     if not {inputs, labels} <= arrays.keys():
-        return arrays  # for an error that names all of them
+        return arrays  # the caller's error lists them
     lengths = ends.get(inputs)
     fitting = {}
     for name, array in arrays.items():
@@ -189,12 +191,12 @@ def _with_lengths(arrays: Arrays, ends: Mapping[str, np.ndarray | None], inputs:
         elif name == labels:
             row = 0 if lengths is None else int(np.flatnonzero(own != lengths)[0])
             n = array.shape[1] if lengths is None else lengths[row]
-            raise ValueError(f"row {row} has {own[row]} {labels} and {n} {inputs}; give as many")
+            raise ValueError(f"row {row} has {own[row]} {labels} and {n} {inputs}; give equal numbers")
     return fitting if lengths is None else {"lengths": lengths, **fitting}
 
 
 def _aligned(splits: dict[str, Arrays]) -> dict[str, Arrays]:
-    """Return the same with rows as long as the longest of all splits, if any split has `lengths`."""
+    """Pad the rows of all splits to the longest row, if any split has `lengths`."""
     if not any("lengths" in arrays for arrays in splits.values()):
         return splits
     longest = max(arrays["inputs"].shape[1] for arrays in splits.values())
@@ -218,20 +220,20 @@ def _refuse_shared(splits: Mapping[str, Arrays]) -> None:
             row = int(shared.argmax())
             other = int((keys[first] == keys[second][row]).argmax())
             raise ValueError(
-                f"{shared.sum():,} of {len(shared):,} rows of {second} have inputs that {first} has too, row {row}"
-                f" those of row {other}; divide the data anew, or take it with allow_shared=true"
+                f"{shared.sum():,} of {len(shared):,} rows of {second} have inputs that also occur in {first}:"
+                f" row {row} equals row {other} of {first}; divide the data again, or accept it with allow_shared=true"
             )
 
 
 def _cut(splits: dict[str, Arrays], seed: int) -> dict[str, Arrays]:
-    """Return the splits, with missing ones cut from training; rows with equal inputs stay together."""
+    """Return the splits, with missing splits cut from training; rows with equal inputs stay together."""
     missing = dict.fromkeys((split for split in HELD_OUT if split not in splits), HELD_OUT_SHARE)
     if not missing:
         return splits
     whole = splits["train"]
     distinct, group = np.unique(_row_keys(whole), return_inverse=True)
     if len(distinct) <= len(missing):
-        raise ValueError(f"to cut off {' and '.join(missing)} needs more than {len(missing)} different inputs")
+        raise ValueError(f"cutting off {' and '.join(missing)} needs more than {len(missing)} different inputs")
     order = np.random.default_rng(seed).permutation(len(distinct))
     parts = {split: np.isin(group, order[part]) for split, part in divide(len(distinct), missing).items()}
     return splits | {split: {name: each[rows] for name, each in whole.items()} for split, rows in parts.items()}

@@ -1,4 +1,4 @@
-"""A user's function `sample(rng, n) -> {"inputs": ..., "labels": ...}` as a task."""
+"""A task from your own function `sample(rng, n) -> {"inputs": ..., "labels": ...}`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MEASURED = {
     "vocab_size": "number of tokens; default: as in the first 1,024 examples",
     "n_classes": "number of classes; default: as in the first 1,024 examples",
 }
-"""The options of a function's task besides the function's own, and their help."""
+"""Options of every task from a function, besides the function's own options, and their help."""
 
 PROBE_SEED = 0
-"""Seed of the examples by which a function is measured."""
+"""Seed of the examples from which the spec of a function is measured."""
 
 
 class Generated(Task):
-    """Examples that a function draws; `generated` derives a class for each function."""
+    """Base of tasks from functions; `generated` derives a class for each function."""
 
     function: ClassVar[Callable[..., Any]]
     own: ClassVar[tuple[str, ...]]
@@ -55,7 +55,7 @@ class Generated(Task):
         n_rows, n_different = len(probe["inputs"]), len(np.unique(probe["inputs"], axis=0))
         if n_different < n_rows / 2:
             few = f"{self.name} draws few different inputs, {n_different} among {n_rows}"
-            warnings.warn(f"{few}: the test has examples of training", stacklevel=2)
+            warnings.warn(f"{few}: the test split repeats training examples", stacklevel=2)
 
     @property
     def spec(self) -> TaskSpec:
@@ -73,14 +73,14 @@ class Generated(Task):
                 raise ValueError(f"the function must return a dict of arrays, got {type(drawn).__name__}")
             arrays = conform(drawn)
             if (found := len(arrays["inputs"])) != n:
-                raise ValueError(f"the function must return the number of examples asked for, {n}, got {found}")
+                raise ValueError(f"the function must return the requested {n} examples, got {found}")
             if self._spec is not None:
                 require(arrays, self._spec)
         return arrays
 
     def at_length(self, seq_len: int) -> Task:
         if "seq_len" not in self.own:
-            raise ValueError(f"{self.name}: other lengths need an argument seq_len of the function, got {seq_len}")
+            raise ValueError(f"{self.name}: other lengths need the function to have an argument seq_len, got {seq_len}")
         tokens, classes = self.spec.vocab_size, self.spec.n_outputs if self.spec.loss == "cross_entropy" else None
         fixed = {"vocab_size": tokens, "n_classes": classes, **self.options(), "seq_len": seq_len}
         return type(self)(**fixed)
@@ -93,23 +93,23 @@ def generated(function: Callable[..., Any], name: str, source: str) -> type[Gene
     """Return the task whose examples a function draws.
 
     Its options are the function's keyword arguments, `vocab_size` and `n_classes`. The last two default to the
-    function's attributes with these names, or else to the numbers in the first examples.
+    function's attributes with these names, else to the numbers in the first examples.
 
     Args:
-        function: `sample(rng, n, **options)`; its result is explained in `tasks.yours.arrays.conform`.
+        function: `sample(rng, n, **options)`; `tasks.yours.arrays.conform` describes its result.
         name: name of the task.
         source: origin of the function.
 
     Raises:
-        UsageError: a function without generator and number, an option without a default, or with the name of an
-            attribute of every task.
+        UsageError: a function without the arguments rng and n, an option without a default, or an option with the name
+            of an attribute of every task.
     """
     _, _, *options = _parameters(function, source)
     for each in options:
         if each.default is each.empty:
-            raise UsageError(f"{source}: the argument {each.name} needs a default, as every option of a task")
+            raise UsageError(f"{source}: the argument {each.name} needs a default, like every option of a task")
         if hasattr(Generated, each.name):
-            raise UsageError(f"{source}: no option can have the name {each.name}, which every task has; rename it")
+            raise UsageError(f"{source}: every task has an attribute {each.name}; rename the argument")
     own = tuple(each.name for each in options)
     measured = [name for name in MEASURED if name not in own]
     parameters = [*options, *(_option(name, getattr(function, name, None), int | None) for name in measured)]
@@ -139,10 +139,10 @@ def generated(function: Callable[..., Any], name: str, source: str) -> type[Gene
 
 
 def _parameters(function: Callable[..., Any], source: str) -> list[inspect.Parameter]:
-    """Return the function's parameters; the options among them as `_option` makes them."""
+    """Return the function's parameters, with all but the first two converted by `_option`."""
     try:
         found = inspect.signature(function, eval_str=True).parameters.values()
-    except NameError:  # an annotation that only a type checker can read
+    except NameError:  # an annotation that only a type checker can resolve
         found = inspect.signature(function).parameters.values()
     first, options = [*found][:2], [*found][2:]
     if len(first) < 2 or any(each.kind not in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in first):
@@ -154,7 +154,7 @@ def _parameters(function: Callable[..., Any], source: str) -> list[inspect.Param
 
 
 def _option(name: str, default: Any, hint: Any) -> inspect.Parameter:
-    """Return a keyword argument; without an annotation its type is the default's."""
+    """Return a keyword argument; without an annotation, it has the type of its default."""
     if hint is inspect.Parameter.empty or isinstance(hint, str):
         kind = type(default)
         hint = kind if kind in (bool, int, float, str) else list[Any] if kind in (list, tuple) else Any
@@ -162,13 +162,13 @@ def _option(name: str, default: Any, hint: Any) -> inspect.Parameter:
 
 
 def _identity(array: np.ndarray) -> str:
-    """Return an identity of an array: its integers, or the mean size of floats, whose last digits differ by machine."""
+    """Return a digest of integers, or the rounded mean size of floats, whose last digits differ between machines."""
     return content_hash(array) if array.dtype.kind == "i" else f"{array.shape} {np.nanmean(np.abs(array)):.3g}"
 
 
 def _chance(labels: np.ndarray, n_classes: int) -> float:
-    """Return how often the commonest class of one half of the examples is right in the other half."""
+    """Return the accuracy of one half's most common class on the other half, at least 1 / n_classes."""
     first, second = (half[half != IGNORED] for half in np.array_split(labels, 2))
     if not len(first) or not len(second):
-        raise ValueError("labels: hardly any position has one")
+        raise ValueError("labels: hardly any position has a label")
     return max(float((second == np.bincount(first).argmax()).mean()), 1 / n_classes)

@@ -85,10 +85,10 @@ def test_the_smallest_finite_task_has_an_example_in_each_split() -> None:
 
 
 def test_more_examples_than_there_are_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    message = r"^numbers: train has 2,400 examples and no more, got n_train=10000\Z"
+    message = r"^numbers: train has only 2,400 examples, got n_train=10000\Z"
     with pytest.raises(ValueError, match=message):
         TaskDataModule(Numbers(), n_train=10_000, cache_dir=tmp_path)
-    with pytest.raises(ValueError, match=r"^numbers: test has 300 examples and no more, got n=301\Z"):
+    with pytest.raises(ValueError, match=r"^numbers: test has only 300 examples, got n=301\Z"):
         materialise("numbers", Numbers(), "test", 301, 0, tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -45,7 +45,7 @@ def test_show_prints_the_example_that_the_seed_draws(capsys: pytest.CaptureFixtu
     again = task.sample(tasks.split_rng(3, "train", 0), 1)
     assert rows["input"] == [str(token) for token in again["inputs"][0]]
     assert rows["label"] == [str(label) for label in again["labels"][0] if label != -100]
-    for part in ("what theory predicts", "source", "chance", "n_pairs = 4", "recipe: configs/task/mqar.yaml"):
+    for part in ("prediction", "source", "chance", "n_pairs = 4", "recipe: configs/task/mqar.yaml"):
         assert part in shown
 
 

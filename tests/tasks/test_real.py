@@ -115,7 +115,7 @@ def test_pictures_are_read_row_by_row_in_grey_and_in_colour(pictures: str) -> No
     assert (grey.spec.seq_len, grey.spec.vocab_size, rgb.spec.d_input) == (6, 256, 3)
     for split, size in (("train", 24), ("validation", 3), ("test", 3)):
         rows = sample_split(rgb, split, size, 0)
-        with pytest.raises(ValueError, match=rf"^images: {split} has {size} examples and no more, got n={size + 1}$"):
+        with pytest.raises(ValueError, match=rf"^images: {split} has only {size} examples, got n={size + 1}$"):
             sample_split(rgb, split, size + 1, 0)
         red = (rows["inputs"][:, :, 0] == 1).all(axis=1)
         assert (rows["labels"][:, -1] == red).all()

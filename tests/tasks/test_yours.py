@@ -164,13 +164,13 @@ def test_a_class_is_known_by_its_options(file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("rare", "rare: inputs: row 2 has the token 5, vocab_size=3 allows 0 ... 2"),
+        ("rare", "rare: inputs: row 2 has the token 5, but vocab_size=3 allows 0 ... 2"),
         ("unseeded", "take every draw from rng"),
         ("broken", "line 34: IndexError"),
         ("a_list", "a dict of arrays, got list"),
-        ("few", "1024, got 1"),
+        ("few", "requested 1024 examples, got 1"),
         ("needy", "own_tasks.py:needy: the argument width"),
-        ("taken", "the name spec"),
+        ("taken", "every task has an attribute spec"),
         ("nothing", "sample(rng, n, ...)"),
         ("number", "tasks.Task"),
         ("ecko", "did you mean 'echo'?"),
@@ -292,8 +292,8 @@ FLOATS = np.random.default_rng(0).normal(size=(40, 5, 2))
 @pytest.mark.parametrize(
     ("splits", "options", "said"),
     [
-        ({"": {"x": TOKENS, "y": TOKENS}}, {}, "'inputs'; there are: x, y"),
-        ({"": {"inputs": TOKENS, "y": TOKENS}}, {"labels": "z"}, "'z'; there are: inputs, y"),
+        ({"": {"x": TOKENS, "y": TOKENS}}, {}, "'inputs', only: x, y"),
+        ({"": {"inputs": TOKENS, "y": TOKENS}}, {"labels": "z"}, "'z', only: inputs, y"),
         (changed(inputs=TOKENS.astype(object)), {}, "Python objects"),
         (changed(inputs=TOKENS.astype(float)), {}, "integers (n, seq) or floats (n, seq, features)"),
         (changed(inputs=TOKENS.astype(str)), {}, "integers or floats, got <U"),
@@ -309,15 +309,15 @@ FLOATS = np.random.default_rng(0).normal(size=(40, 5, 2))
         (changed(lengths=np.ones(40)), {}, "from 1 to 5, got float64 (40,)"),
         (changed(inputs=TOKENS + 2**40), {}, "below 16777216"),
         (changed(labels=TOKENS.astype(np.uint64) + 2**63), {}, "the class 9223372036854775807"),
-        (changed(labels=np.full_like(TOKENS, IGNORED)), {}, "-100 and NaN are none"),
+        (changed(labels=np.full_like(TOKENS, IGNORED)), {}, "-100 and NaN mean none"),
         (changed(), {"vocab_size": 4}, "train: inputs: row 0 has the token "),
         (changed(), {"n_classes": 3}, "n_classes=3 allows 0 ... 2"),
         ({"": same(TOKENS[:0])}, {}, "there are no examples"),
         ({"": same(TOKENS[:2])}, {}, "more than 2 different inputs"),
-        ({"test": same(TOKENS)}, {}, "no split train; there are: test"),
-        (changed() | {"test": {"inputs": TOKENS}}, {}, "of a split"),
-        ({"train": same(TOKENS), "test": same(TOKENS[:, :4])}, {}, "test: seq_len is 4, elsewhere 5"),
-        ({"train": same(TOKENS), "test": same(TOKENS[7:9])}, {}, "row 0 those of row 7"),
+        ({"test": same(TOKENS)}, {}, "no split train, only: test"),
+        (changed() | {"test": {"inputs": TOKENS}}, {}, "must begin with a split"),
+        ({"train": same(TOKENS), "test": same(TOKENS[:, :4])}, {}, "test: seq_len is 4, but 5 in the other"),
+        ({"train": same(TOKENS), "test": same(TOKENS[7:9])}, {}, "row 0 equals row 7 of train"),
     ],
 )
 def test_what_is_wrong_with_data_is_said_in_one_line(
@@ -337,8 +337,8 @@ def test_what_is_wrong_with_data_is_said_in_one_line(
         ({"inputs": [[1, None]], "labels": [1]}, "inputs: 1 values are null"),
         ({"inputs": [[[0.1], [0.1, 0.2]]], "labels": [1]}, "inputs: the lists within a row"),
         ({"inputs": ["a b"], "labels": [1]}, "integers or floats, got object"),
-        ({"text": ["a b"], "label": [1]}, "there is no 'inputs'; there are: label"),
-        ({"input_ids": [[1, 2], [3]], "label": [1, 2]}, "'inputs'; there are: input_ids, label; --task.inputs"),
+        ({"text": ["a b"], "label": [1]}, "there is no column 'inputs', only: label"),
+        ({"input_ids": [[1, 2], [3]], "label": [1, 2]}, "'inputs', only: input_ids, label; set --task.inputs"),
     ],
 )
 def test_what_is_wrong_with_tables_is_said_in_one_line(columns: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_an_npz_that_claims_more_than_it_has_is_refused(tmp_path: Path) -> None:
     ("name", "said"),
     [
         ("absent.npz", "put absent.npz there or into"),
-        ("text.txt", "no data; give .npz"),
+        ("text.txt", "not a data file; give .npz"),
         ("broken.npz", "cannot be read"),
         ("broken.parquet", "cannot be read"),
         ("broken.arrow", "cannot be read"),
