@@ -1,1 +1,1 @@
-"""The generators: a folder per family, a file per task; pieces that several families share are here."""
+"""The generators of examples: a folder per family, a file per task, and code that several families share."""

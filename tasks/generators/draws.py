@@ -8,14 +8,14 @@ import numpy as np
 def distinct(rng: np.random.Generator, n: int, population: int, size: int) -> np.ndarray:
     """Draw uniformly without replacement from `range(population)`.
 
-    Draws freely and redraws, within a row, every entry that repeats an earlier one. Which entries are redrawn does not
-    change when the population is relabelled, so every ordered tuple of distinct numbers is equally likely. Rows cost
-    O(size log size), whatever the population.
+    Draws with replacement, then redraws every entry that repeats an earlier one of its row. Relabelling the population
+    does not change which entries are redrawn, so every ordered tuple of distinct numbers is equally likely. A row costs
+    O(size log size), independent of the population.
 
     Args:
         rng: source of randomness.
-        n: rows.
-        population: how many numbers there are to choose from.
+        n: number of rows.
+        population: number of values to draw from.
         size: draws per row, at most `population`.
 
     Returns:
@@ -35,9 +35,9 @@ def distinct(rng: np.random.Generator, n: int, population: int, size: int) -> np
 
 
 def _repeats(rows: np.ndarray) -> np.ndarray:
-    """Bool (n, size): True where an entry equals one further left in its row."""
+    """Return bool (n, size): whether an entry equals an earlier one of its row."""
     n, size = rows.shape
-    # Value and place in one integer: a plain sort then puts equal values side by side, the leftmost first.
+    # Value and position in one integer: sorting puts equal values side by side, the leftmost first.
     ordered = np.sort(rows * size + np.arange(size), axis=1)
     same = ordered[:, 1:] // size == ordered[:, :-1] // size
     repeated = np.zeros((n, size), dtype=bool)
@@ -47,12 +47,12 @@ def _repeats(rows: np.ndarray) -> np.ndarray:
 
 
 def shuffled(rng: np.random.Generator, n: int, population: int) -> np.ndarray:
-    """Draw permutations of `range(population)`, int64 (n, population); `distinct` is for draws of fewer numbers."""
+    """Draw permutations of `range(population)`, int64 (n, population); for fewer numbers use `distinct`."""
     return rng.permuted(np.tile(np.arange(population), (n, 1)), axis=1)
 
 
 def one_of(rng: np.random.Generator, eligible: np.ndarray) -> np.ndarray:
-    """Draw uniformly, in each row, one place where `eligible`, bool (n, population), is true; each row needs one.
+    """Draw uniformly, in each row, an index at which `eligible`, bool (n, population), is true; every row needs one.
 
     Returns:
         int64 indices (n,).
@@ -62,17 +62,17 @@ def one_of(rng: np.random.Generator, eligible: np.ndarray) -> np.ndarray:
 
 
 def weighted_distinct(rng: np.random.Generator, n: int, weights: np.ndarray, size: int) -> np.ndarray:
-    """Draw successively without replacement, each time proportionally to the weights of the entries left.
+    """Draw without replacement, each time proportionally to the weights of the remaining entries.
 
-    An exponential race: arrival times Exp(weight), the `size` earliest in order of arrival. By the memoryless property
-    the next to arrive is always drawn with probability proportional to its weight among those not yet arrived
-    (the exponential form of the Gumbel top-k trick, Efraimidis and Spirakis 2006).
+    An exponential race: entries arrive at times Exp(weight), and the `size` earliest are returned in order of arrival.
+    By the memoryless property, the next arrival is drawn proportionally to the remaining weights (the exponential form
+    of the Gumbel top-k trick, Efraimidis and Spirakis 2006).
 
     Args:
         rng: source of randomness.
-        n: rows.
-        weights: (population,), or (n, population) for weights per row; need not sum to one. Entries of weight 0 come
-            last, in no order, if at all.
+        n: number of rows.
+        weights: (population,), or (n, population) for weights per row; they need not sum to one. Entries of weight 0
+            come last, in arbitrary order.
         size: draws per row, at most the population.
 
     Returns:

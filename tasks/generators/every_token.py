@@ -1,4 +1,4 @@
-"""Base of tasks whose training may label every next token, as language modelling does."""
+"""Base class of tasks whose training may label every next token, as in language modelling."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ TRAIN_TARGETS = ("every_token", "answers")
 
 
 class EveryToken(Task):
-    """A task that scores its answers, and whose training labels these or every next token.
+    """A task that scores its answers, and whose training labels the answers or every next token.
 
-    With train_targets = "every_token" training labels each position with its next token, knowable or not; with
-    "answers" it labels the answers. Validation and test always label the answers; `spec` describes these.
+    With train_targets = "every_token", training labels each position with its next token, even if it is unpredictable;
+    with "answers", only the answers. Validation and test always label only the answers; `spec` describes these.
     """
 
     train_targets: str
@@ -27,18 +27,18 @@ class EveryToken(Task):
         self._demand(train_targets in TRAIN_TARGETS, f"train_targets must be one of {', '.join(TRAIN_TARGETS)}")
 
     def of_split(self, split: str) -> Self:
-        """Return the task with the labels of training, or with those that are scored."""
+        """Return the task with the labels of training, or with the scored labels."""
         task = copy.copy(self)
         task._training = split == "train"
         return task
 
     def _label_next(self, labels: np.ndarray, tokens: np.ndarray, answers: np.ndarray | bool) -> None:
-        """Write the token after each position into `labels`: of answers, in training perhaps of all.
+        """Write next tokens into `labels`: the answers, or all tokens in training with "every_token".
 
         Args:
             labels: (n, seq_len), changed in place.
             tokens: (n, seq_len), or (n, seq_len + 1) if the last one is only a label.
-            answers: which tokens are answers; bool, broadcast to the shape of `tokens`.
+            answers: whether each token is an answer; bool, broadcast to the shape of `tokens`.
         """
         n_next = tokens.shape[1] - 1
         every_token = self._training and self.train_targets == "every_token"

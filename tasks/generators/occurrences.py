@@ -1,4 +1,4 @@
-"""Earlier occurrences of the entries of a row, and shares of tokens and labels, by counting."""
+"""Find earlier occurrences of the entries of a row, and count shares of tokens and labels."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def first_and_previous(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the first and the previous occurrence of each entry in its row; `rows` are integers >= 0, (n, size).
 
     Returns:
-        Place of the first occurrence, its own if there is none before; place of the previous one, else -1. Both int64
-        (n, size).
+        Index of the first occurrence, which may be the entry itself; index of the previous occurrence, -1 without one.
+        Both int64 (n, size).
     """
     size = rows.shape[1]
-    # Value and place in one integer: a plain sort puts equal values side by side in the order of their places.
+    # Value and position in one integer: sorting puts equal values side by side, in order of position.
     ordered = np.sort(rows * size + np.arange(size), axis=1)
     value, place = np.divmod(ordered, size)
     again = np.zeros(rows.shape, dtype=bool)
@@ -34,7 +34,7 @@ def first_and_previous(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def most_frequent_share(task: Task, n_tokens: int) -> float:
-    """Return the mean share of the most frequent among the first `n_tokens` tokens, over 2,000 sequences of a task."""
+    """Return the mean share of a sequence's most frequent token among those below `n_tokens`, over 2,000 sequences."""
     inputs = task.sample(np.random.default_rng(0), 2000)["inputs"]
     rows, at = np.nonzero(inputs < n_tokens)
     counts = np.bincount(rows * n_tokens + inputs[rows, at], minlength=2000 * n_tokens).reshape(2000, n_tokens)
@@ -42,9 +42,9 @@ def most_frequent_share(task: Task, n_tokens: int) -> float:
 
 
 def label_shares(task: Task, rows: int, draws: int = 1) -> np.ndarray:
-    """Return the share of each class, up to the last that occurs, among the labels of `draws` times `rows` sequences.
+    """Return the share of each class among the labels of `draws` times `rows` sequences.
 
-    For tasks whose chance level has no closed form; sequences are drawn once for equal options.
+    For tasks whose chance level has no closed form; cached by the options of the task.
     """
     return _label_shares(type(task), tuple(task.options().items()), rows, draws)
 

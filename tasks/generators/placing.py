@@ -1,4 +1,4 @@
-"""Values written at positions that differ from row to row; all other positions have no label."""
+"""Write labels and facts at positions that may differ between rows; all other positions have no label."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from tasks.spec import IGNORED
 
 LAST = np.array([-1])
-"""The position that ends every row."""
+"""Index of the last position of every row."""
 
 
 def labels_at(positions: np.ndarray, values: np.ndarray, seq_len: int) -> np.ndarray:

@@ -54,7 +54,7 @@ CASES = {
         solve=solve_images,
         refused=[
             ({"colour": "cmyk"}, "colour must be one of grey, rgb"),
-            ({"colour": "rgb"}, "colour rgb needs a dataset, the digits are grey"),
+            ({"colour": "rgb"}, "colour rgb needs a dataset, because the digits are grey"),
             ({"test": 0.0}, "validation and test must be positive shares with a sum below 1"),
         ],
         fixed_length="the length is the number of pixels",
@@ -75,7 +75,7 @@ CASES = {
             ({"path": "a", "dataset": "b"}, "give path or dataset, not both"),
             ({"path": "no/such/file"}, "cannot read no/such/file: No such file or directory"),
             ({"validation": 0.6, "test": 0.4}, "validation and test must be positive shares with a sum below 1"),
-            ({"path": str(LICENSE), "seq_len": 5000}, "part holds 568 symbols, fewer than seq_len + 1"),
+            ({"path": str(LICENSE), "seq_len": 5000}, "part has 568 symbols, fewer than seq_len + 1"),
             ({"dataset": "/no/such/folder"}, "cannot load data set"),
         ],
         published=[{"seq_len": 1024}],

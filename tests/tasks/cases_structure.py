@@ -334,7 +334,7 @@ CASES = {
             "grammar_seed": 0,
         },
         refused=[
-            ({"seq_len": 12}, "of the sentences 5% at least must have 3 to seq_len - 3 tokens: take another grammar")
+            ({"seq_len": 12}, "at least 5% of the sentences must have 3 to seq_len - 3 tokens: use another grammar")
         ],
         published=[{"seq_len": 256}, {"seq_len": 256, "max_rhs": 9}, {"seq_len": 256, "n_terminals": 8192}],
     ),

@@ -106,7 +106,7 @@ def test_what_is_not_utf8_has_bytes_and_no_characters(tmp_path: Path) -> None:
     file = tmp_path / "binary"
     file.write_bytes(b"abc\xff" * 50)
     assert tasks.create_task("text", path=str(file), seq_len=4).spec.vocab_size == 256
-    with pytest.raises(ValueError, match=r"^text: .*binary is not UTF-8 at byte 3; take unit=bytes$"):
+    with pytest.raises(ValueError, match=r"^text: .*binary is not UTF-8 at byte 3; use unit=bytes$"):
         tasks.create_task("text", path=str(file), seq_len=4, unit="characters")
 
 
@@ -238,8 +238,8 @@ def test_a_file_is_divided_and_another_file_is_another_key(tmp_path: Path) -> No
         (["( ( [MAX 3 ) ] )\t"], "line 2 must be an expression of 0 1 .* a digit"),
         (["( ( [MAX 3 ) ] )\t10"], r"line 2 must be an [^\n]*"),
         ([LINES[2], "( ( [MUL 3 ) ] )\t3"], r"line 3 must be an [^\n]*"),
-        ([LINES[2]], "holds 1 expressions, too few for three splits"),
-        ([], "holds no expressions"),
+        ([LINES[2]], "has 1 expressions, too few for three splits"),
+        ([], "contains no expressions"),
         ([LINES[0]] * 3, "the longest expression has 7 tokens, which must be <= seq_len, got seq_len=6"),
     ],
 )
@@ -250,7 +250,7 @@ def test_what_is_no_file_of_expressions_is_refused(tmp_path: Path, lines: list[s
 
 
 def test_a_folder_or_a_header_that_is_not_lras_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^listops: \S+ must hold one file \*train\*.tsv, found 0\Z"):
+    with pytest.raises(ValueError, match=r"^listops: \S+ must contain one file \*train\*.tsv, found 0\Z"):
         tasks.create_task("listops", tsv=str(tmp_path))
     (tmp_path / "mine.tsv").write_text("a\tb\n1\t2\n")
     with pytest.raises(ValueError, match=r"^listops: \S+ must begin with a line of the columns Source and Target\Z"):

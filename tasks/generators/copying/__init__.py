@@ -1,1 +1,1 @@
-"""Give back tokens that were read, in order or by their place."""
+"""Copying: reproduce tokens of the input, in order or by position."""

@@ -1,4 +1,4 @@
-"""A whole sequence in one state, read back at random places."""
+"""Compression: store a sequence in the state, then recall its tokens by position."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from tasks.spec import TaskSpec
 
 
 class Compression(Task):
-    """Random tokens and a marker, then one question for each place: which token stood there?
+    """Read random tokens and a marker, then answer for each position which token was there.
 
     Definition, with V = vocab_size, M = (seq_len - 1) / 2: M tokens drawn uniformly from 0 ... V - 2, the marker V - 1,
     then the M place tokens V ... V + M - 1 in random order. The label at place token V + p is the token at position p.
-    A mixer of fixed state must hold all M tokens in its state at the marker.
+    A mixer with a fixed state must store all M tokens in it at the marker.
 
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), arXiv 2403.17844, with M = 31.
 
-    Unlike there, the model itself answers, at tokens after the marker: in MAD a network after the model decodes each
-    token from the output at the marker and an embedding of its position. Both require a state of fixed size to hold
-    everything at the marker. Attention, which in MAD has to gather everything into one output, may look back here.
-    `--decode_from M+1` makes the model MAD's autoencoder: after the marker it sees only the output at the marker and
-    the place token. MAD asks for the marker too.
+    Unlike in MAD, the model itself answers, at tokens after the marker. In MAD a network after the model decodes each
+    token from the output at the marker and an embedding of its position. Both require a state of fixed size to store
+    everything at the marker. Attention may look back here, but in MAD must gather everything into one output.
+    `--decode_from M+1` turns the model into MAD's autoencoder: after the marker it reads only the output at the marker
+    and the place token. MAD also asks for the marker.
 
-    `distance` counts from a label back to the token asked for.
+    `distance` counts from a label back to its token.
 
-    Prediction: The state must hold (seq_len - 1) / 2 tokens and return them by place: accuracy falls once there are
-    more than a fixed state can tell apart; attention, which may look back here, has no such limit.
+    Prediction: The state must store (seq_len - 1) / 2 tokens by position. A fixed state loses accuracy once their
+    number exceeds its capacity; attention, which may look back here, has no such limit.
 
         >>> task = Compression(vocab_size=6, seq_len=9)
         >>> example = task.sample(np.random.default_rng(1), 1)
@@ -41,10 +41,10 @@ class Compression(Task):
         -100 -100 -100 -100 -100    4    2    3    2
 
     Args:
-        vocab_size: tokens, the marker included but not the place tokens.
+        vocab_size: number of tokens, with the marker but without the place tokens.
         seq_len: length of a sequence, questions included; odd.
-        max_seq_len: length for which there are place tokens; default seq_len. It stays the same at other lengths, so
-            that the vocabulary does too.
+        max_seq_len: largest length that the place tokens cover; default seq_len. At other lengths it stays the same, so
+            that the vocabulary does not change.
     """
 
     reported: ClassVar[str] = mad.REPORTED

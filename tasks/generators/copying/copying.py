@@ -1,4 +1,4 @@
-"""Copying after a delay."""
+"""Copying: reproduce tokens after a delay."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from tasks.spec import TaskSpec
 
 
 class Copying(Task):
-    """Tokens at the front, a stretch of blanks, then markers: say the tokens again, in order.
+    """Read tokens, a stretch of blanks, then markers: reproduce the tokens in order.
 
     Definition, with V = vocab_size, M = n_copied: M tokens drawn uniformly from 1 ... V - 2, then blanks (token 0) up
-    to the last M positions, which hold the marker V - 1. The labels at the markers are the tokens in order, so each of
-    them has to be kept for seq_len - M positions. With echo only the first of the last M positions holds the marker and
-    the others the token to be said before, as a model that writes a string reads what it has written.
+    to the last M positions, which hold the marker V - 1. The labels at the markers are the tokens in order, so each
+    token must be remembered for seq_len - M positions. With echo, only the first of the last M positions holds the
+    marker; each later one holds the previous answer, as in autoregressive generation.
 
     Source: Arjovsky, Shah and Bengio, "Unitary Evolution Recurrent Neural Networks", arXiv 1511.06464, in the form and
     shape of state-spaces/s4: 10 tokens of an alphabet of 10 (8 to copy), 100 blanks, 10 markers.
 
     `distance` counts from a label back to the token to copy.
 
-    Prediction: The delay is fixed: a linear time-invariant mixer with poles near the unit circle solves it, as does
-    attention with positions; recurrences whose gradient decays with distance fail as the delay grows.
+    Prediction: The delay is fixed, so a linear time-invariant mixer with poles near the unit circle solves the task, as
+    does attention with positions. Recurrences whose gradient decays with distance fail as the delay grows.
 
         >>> task = Copying(vocab_size=5, seq_len=8, n_copied=2)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -33,10 +33,10 @@ class Copying(Task):
         -100 -100 -100 -100 -100 -100    3    2
 
     Args:
-        vocab_size: tokens, blank and marker included.
+        vocab_size: number of tokens, blank and marker included.
         seq_len: length of a sequence, at least twice n_copied.
-        n_copied: tokens to copy.
-        echo: after the first marker, the inputs are the tokens that have been said.
+        n_copied: number of tokens to copy.
+        echo: after the first marker, each input is the previous answer.
     """
 
     def __init__(self, vocab_size: int = 10, seq_len: int = 120, n_copied: int = 10, echo: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Copying the tokens that matter from among blanks."""
+"""Selective copying: reproduce the tokens scattered among blanks."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from tasks.generators.placing import fact_at, labels_at
 
 
 class SelectiveCopying(Copying):
-    """Tokens scattered among blanks, then a marker: say the tokens in order, without the blanks.
+    """Read tokens scattered among blanks, then a marker: reproduce the tokens in order, without the blanks.
 
-    Definition, with V = vocab_size, L = seq_len, M = n_copied: M tokens drawn uniformly from 0 ... V - 3 stand in order
-    at M of the first L - M - 1 positions; the others hold the blank V - 2. Then comes the marker V - 1 and, at the last
-    M positions, blanks, whose labels are the tokens in order. All sets of M places are equally likely; as_published
-    puts each blank before one of the tokens, drawn uniformly and independently, as MAD does.
+    Definition, with V = vocab_size, L = seq_len, M = n_copied: M tokens drawn uniformly from 0 ... V - 3 fill, in
+    order, M of the first L - M - 1 positions; the others hold the blank V - 2. The marker V - 1 follows, then blanks at
+    the last M positions, whose labels are the tokens in order. All sets of M positions are equally likely. With
+    as_published, each blank comes before a token drawn uniformly and independently, as in MAD.
 
     Source: Gu and Dao, "Mamba", arXiv 2312.00752: L = 4,096, 16 tokens of a vocabulary of 16. Its generator was not
     released; the form is that of Poli et al. (MAD), arXiv 2403.17844, whose shape is the default.
 
-    as_published spaces the tokens almost evenly, and no blank follows the last one: at the default shape the gaps have
-    a standard deviation of 3.6, against 12.8. MAD draws them from a generator without a seed.
+    as_published spaces the tokens almost evenly, and no blank follows the last one. At the default shape the standard
+    deviation of the gaps is 3.6, against 12.8 by default. MAD draws them from a generator without a seed.
 
     `distance` counts from a label back to the token to copy.
 
-    Prediction: Distances vary, so a linear time-invariant mixer cannot tell what to keep, except through the
-    nonlinearity between its layers; a mixer with input-dependent transitions writes tokens and skips blanks; attention
-    solves it by counting.
+    Prediction: Distances vary, so a linear time-invariant mixer cannot select the tokens, except through the
+    nonlinearity between its layers. A mixer with input-dependent transitions writes tokens and skips blanks. Attention
+    solves the task by counting.
 
         >>> task = SelectiveCopying(vocab_size=6, seq_len=12, n_copied=3)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -42,10 +42,10 @@ class SelectiveCopying(Copying):
         -100 -100 -100 -100 -100 -100 -100 -100 -100    3    2    2
 
     Args:
-        vocab_size: tokens, blank and marker included.
+        vocab_size: number of tokens, blank and marker included.
         seq_len: length of a sequence, more than twice n_copied.
-        n_copied: tokens to copy.
-        as_published: places as MAD draws them.
+        n_copied: number of tokens to copy.
+        as_published: draw the positions as MAD does.
     """
 
     reported: ClassVar[str] = mad.REPORTED
@@ -81,7 +81,7 @@ class SelectiveCopying(Copying):
         }
 
     def _places(self, rng: np.random.Generator, n: int, room: int) -> np.ndarray:
-        """Return where the tokens stand in the first `room` positions, (n, n_copied), ascending."""
+        """Return ascending positions of the tokens among the first `room`, (n, n_copied)."""
         if self.as_published:
             in_front = rng.multinomial(room - self.n_copied, np.full(self.n_copied, 1 / self.n_copied), size=n)
             return np.arange(self.n_copied) + np.cumsum(in_front, axis=1)

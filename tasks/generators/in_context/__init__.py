@@ -1,1 +1,1 @@
-"""Learn a rule that is new in every sequence from the examples before."""
+"""In-context learning: infer a rule that is new in every sequence from earlier examples."""

@@ -1,4 +1,4 @@
-"""Words of an automaton that is new in every sequence: predict the next symbol where the past determines it."""
+"""Automata: predict the next symbol of words whose automaton is new in every sequence."""
 
 from __future__ import annotations
 
@@ -10,35 +10,34 @@ from tasks.spec import IGNORED, TaskSpec
 
 
 class Automata(Task):
-    """Name the next symbol of a word whose automaton is known only by the words before it.
+    """Predict the next symbol of a word, given earlier words of the same automaton.
 
-    Definition, with V = n_symbols and E = max_edges. Each sequence has an automaton of its own: a number of states
-    drawn uniformly from E + 1 ... max_states, an alphabet of E + 1 ... V of the symbols 0 ... V - 1. From each state 1
+    Definition, with V = n_symbols and E = max_edges. Each sequence has its own automaton. The number of states is
+    uniform in E + 1 ... max_states; the alphabet consists of E + 1 ... V of the symbols 0 ... V - 1. From each state, 1
     to E edges (their number drawn uniformly) lead to different other states, with different symbols of the alphabet. A
     word starts in state 0 and at each step takes one of the edges of its state, drawn uniformly; its length is uniform
     in 1 ... max_word. The sequence consists of words, each followed by the separator V, and is cut off at seq_len.
 
-    The label is the next symbol if the sequence determines it: only one edge leaves the state that the word has
-    reached, and it was seen, because an earlier word began with the same symbols and continued. So every label can be
-    found by looking for the beginning of the current word among the earlier words. There is no label if several edges
-    leave the state, if a beginning is new, or if a word ends. A sequence without any label is drawn anew, with another
-    automaton.
+    The label is the next symbol if the sequence determines it. That is the case if only one edge leaves the current
+    state, and if an earlier word began with the same symbols and continued. So every label can be found by searching
+    the earlier words for the beginning of the current word. There is no label if several edges leave the state, if the
+    beginning is new, or if the word ends. A sequence without any label is redrawn, with another automaton.
 
     Source: Akyürek et al., "In-Context Language Learning: Architectures and Algorithms" (RegBench), arXiv 2401.12973;
     berlino/seq_icl at 9b9223d, src/dataloaders/dfa.py.
 
     Automata and words follow the distribution of RegBench, which draws 10 to 19 words of up to 49 symbols from automata
-    of 4 to 12 states; here a sequence has as many words as fit. There every next symbol is trained on, and a guess
-    counts as right if the automaton has such an edge; the labels here are those for which the guess is certain.
+    of 4 to 12 states; here words fill the sequence. RegBench trains on every next symbol, and counts a guess as right
+    if the automaton has such an edge. Here only the next symbols that are certain have labels.
 
     `depth` is the number of symbols of the current word that have been read.
 
-    Reported: RegBench reports the share of best guesses that the automaton allows, over all positions; `accuracy` is of
-    the positions where it is known to allow only one.
+    Reported: RegBench reports the share of best guesses that the automaton allows, over all positions; `accuracy` uses
+    only the positions where it is known to allow a single symbol.
 
-    Prediction: Attention finds the symbols that followed the same beginning, by heads that match several symbols back:
-    more with depth, as accuracy by depth shows. A mixer of fixed state has to keep the beginnings of all words; one
-    with fixed transitions adds them up without knowing which symbol stood where, unless earlier layers provide it.
+    Prediction: Attention finds the symbols that followed the same beginning, by heads that match several symbols back;
+    deeper labels need more of them, as accuracy by depth shows. A mixer with a fixed state must store the beginnings of
+    all words. With fixed transitions it adds them up without the positions of symbols, unless earlier layers add those.
 
         >>> task = Automata(seq_len=20, n_symbols=4, max_states=3, max_edges=2, max_word=4)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -49,10 +48,10 @@ class Automata(Task):
 
     Args:
         seq_len: length of a sequence.
-        n_symbols: symbols that an alphabet is drawn from, more than max_edges.
-        max_states: states of the largest automaton, more than max_edges.
-        max_edges: edges that may lead out of a state.
-        max_word: symbols of the longest word, less than seq_len.
+        n_symbols: number of symbols from which alphabets are drawn, more than max_edges.
+        max_states: maximum number of states, more than max_edges.
+        max_edges: maximum number of edges from a state.
+        max_word: maximum number of symbols in a word, less than seq_len.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class Automata(Task):
         """Draw as `sample` does, including examples without a label."""
         n_edges, symbols, targets = self._automata(rng, n)
         rows, separator = np.arange(n), self.n_symbols
-        # One token more than is read: the label of the last position.
+        # One token more than the input: the label of the last position.
         tokens = np.empty((n, self.seq_len + 1), dtype=np.int64)
         depths, is_certain = np.empty_like(tokens), np.empty(tokens.shape, dtype=bool)
         state, depth = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
@@ -107,7 +106,7 @@ class Automata(Task):
         }
 
     def _automata(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return numbers of edges (n, max_states), symbols and targets of the edges (n, max_states, max_edges)."""
+        """Return the number of edges (n, max_states), and their symbols and targets (n, max_states, max_edges)."""
         n_states = rng.integers(self.max_edges + 1, self.max_states + 1, size=n)
         n_letters = rng.integers(self.max_edges + 1, self.n_symbols + 1, size=n)
         n_edges = rng.integers(1, self.max_edges + 1, size=(n, self.max_states))
@@ -121,9 +120,9 @@ class Automata(Task):
         return n_edges, symbols.reshape(shape), targets.reshape(shape)
 
     def _came_before(self, tokens: np.ndarray, depths: np.ndarray) -> np.ndarray:
-        """Tell where a word, up to this symbol, is the beginning of an earlier word of its row; bool like both."""
+        """Return whether the word up to each symbol is the beginning of an earlier word of its row; bool, as tokens."""
         flat, depth = tokens.reshape(-1), depths.reshape(-1)
-        # Beginnings of equal length are numbered together, those of one symbol more by the number of what they extend.
+        # Number all beginnings of one length, each by the number of its shorter beginning and its last symbol.
         beginning = np.repeat(np.arange(len(tokens)), tokens.shape[1])
         found = np.zeros(len(flat), dtype=bool)
         for length in range(self.max_word):

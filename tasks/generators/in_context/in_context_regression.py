@@ -1,4 +1,4 @@
-"""Linear regression in context: a new weight vector in every sequence."""
+"""In-context regression: linear regression with a new weight vector in every sequence."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ class InContextRegression(Task):
     """Predict w · x from earlier pairs (x, w · x), where w is new in every sequence.
 
     Definition, with d = d_x: w and x_1, x_2, ... are standard normal in d dimensions. The sequence is x_1, y_1, x_2,
-    y_2, ..., where y_i = w · x_i stands in channel 0 and zeros in the others. The label where x_i is read is y_i.
+    y_2, ..., where y_i = w · x_i is in channel 0 and the other channels are zero. The label at x_i is y_i.
 
-    Before x_i there are i - 1 pairs. No predictor has a smaller expected squared error than least squares of least
-    norm, the limit of ridge regression without noise: it knows w in the span of the x seen and nothing orthogonal to
-    it. Relative to the power of y, its error after k pairs is 1 - k/d, and 0 from d pairs on. `floors` gives it for
-    each k (`floor_at_pairs`) and over a whole sequence (`floor`), to compare with relative_squared_error, which is
-    split by `pairs` too.
+    Before x_i there are i - 1 pairs. The best predictor is minimum-norm least squares, the limit of ridge regression
+    without noise: it knows w in the span of the x seen so far and nothing orthogonal to it. Relative to the power of y,
+    its expected squared error after k pairs is 1 - k/d, and 0 from d pairs on. `floors` returns this error for each k
+    (`floor_at_pairs`) and over a whole sequence (`floor`), to compare with relative_squared_error, which is also split
+    by `pairs`.
 
     Source: Garg et al., "What Can Transformers Learn In-Context? A Case Study of Simple Function Classes",
-    arXiv 2208.01066: linear functions in 20 dimensions, 41 pairs. Their curriculum over dimensions and pairs is not
-    here.
+    arXiv 2208.01066: linear functions in 20 dimensions, 41 pairs. We leave out their curriculum over dimensions and
+    pairs.
 
     `pairs` is the number of pairs before a label.
 
     Reported: The paper reports the squared error by number of pairs, divided by d_x.
 
-    Prediction: A layer of linear attention takes one step of gradient descent, the delta rule a step for each pair:
-    both come down to least squares with more layers or pairs, in a state of d by d. Attention of several layers comes
-    close to least squares (Garg et al.). Fixed transitions keep no product of x and y, except through the nonlinearity
-    between layers.
+    Prediction: A layer of linear attention takes one step of gradient descent, the delta rule one step per pair. Both
+    approach least squares with more layers or pairs, in a state of d by d. Attention with several layers comes close to
+    least squares (Garg et al.). Fixed transitions store no product of x and y, except through the nonlinearity between
+    layers.
 
         >>> task = InContextRegression(seq_len=6, d_x=2)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -42,8 +42,8 @@ class InContextRegression(Task):
         [0.64  nan 0.78  nan 0.11  nan]
 
     Args:
-        seq_len: length of a sequence, even: two positions for each pair.
-        d_x: dimensions of x.
+        seq_len: length of a sequence, even: two positions per pair.
+        d_x: dimension of x.
     """
 
     def __init__(self, seq_len: int = 40, d_x: int = 8) -> None:
@@ -56,7 +56,7 @@ class InContextRegression(Task):
         return TaskSpec.regression(self.seq_len, self.d_x, labelled=self.seq_len // 2, facts=("pairs",))
 
     def floors(self) -> dict[str, float | dict[str, float]]:
-        """`floor_at_pairs` k: the least relative squared error after k pairs; `floor`: over all labels together."""
+        """Return `floor_at_pairs` k, the least relative squared error after k pairs, and `floor`, over all labels."""
         errors = np.maximum(0.0, 1 - np.arange(self.seq_len // 2) / self.d_x)
         return {
             "floor": float(errors.mean()),

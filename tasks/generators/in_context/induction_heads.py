@@ -1,4 +1,4 @@
-"""What followed the trigger the last time?"""
+"""Induction heads: recall the token that followed a trigger."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from tasks.spec import TaskSpec
 
 
 class InductionHeads(EveryToken):
-    """A trigger stands once among random tokens and again at the end: name the token that followed it.
+    """A trigger occurs once among random tokens and again at the end: recall the token that followed it.
 
     Definition, with V = vocab_size, L = seq_len: tokens are drawn uniformly from 0 ... V - 2. The trigger V - 1
-    replaces the last one, and one at a position drawn uniformly from 0 ... L - 3. The only label, at the last position,
-    is the token after the first trigger; with train_targets="every_token" training also labels every position with its
-    next token, which cannot be known.
+    replaces the last token, and the token at a position drawn uniformly from 0 ... L - 3. The only label, at the last
+    position, is the token after the first trigger. With train_targets="every_token", training also labels every
+    position with its next token, which is unpredictable.
 
     Source: Fu et al., "Hungry Hungry Hippos", arXiv 2212.14052, after Olsson et al., arXiv 2209.11895; the shape of Gu
     and Dao, "Mamba", arXiv 2312.00752: V = 16, trained at L = 256, tested from 2^6 to 2^20.
 
     `distance` counts from the end back to the answer.
 
-    Prediction: Attention finds the trigger but does not extrapolate beyond the lengths its positions have seen; a
-    selective state keeps the one token that it needs, at any length; a linear time-invariant mixer does neither, except
-    through the nonlinearity between its layers.
+    Prediction: Attention finds the trigger but does not extrapolate beyond its training lengths. A selective state
+    stores the one token that it needs, at any length. A linear time-invariant mixer fails, except through the
+    nonlinearity between its layers.
 
         >>> task = InductionHeads(vocab_size=8, seq_len=10)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -36,9 +36,9 @@ class InductionHeads(EveryToken):
         -100 -100 -100 -100 -100 -100 -100 -100 -100    0
 
     Args:
-        vocab_size: tokens, the trigger included.
+        vocab_size: number of tokens, the trigger included.
         seq_len: length of a sequence.
-        train_targets: labels of training, "answers" or "every_token" (as the authors' code of 2212.14052 trains).
+        train_targets: labels of training, "answers" or "every_token" (as in the authors' code of 2212.14052).
     """
 
     def __init__(self, vocab_size: int = 16, seq_len: int = 256, train_targets: str = "answers") -> None:

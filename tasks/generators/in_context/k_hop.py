@@ -1,4 +1,4 @@
-"""Successor of successor, k times, around a cycle that is written as shuffled edges."""
+"""K-hop: follow k edges around a cycle that is listed as shuffled edges."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tasks.spec import TaskSpec
 
 
 class KHop(Task):
-    """Follow a cycle of nodes k steps from the node that is asked about.
+    """Follow a cycle of nodes for k steps from a queried node.
 
     Definition, with V = n_names, K = max_hops, Q = n_questions and n = seq_len/2 - Q nodes: n names, drawn from
-    0 ... V - 1 without replacement, form a cycle. Each node's edge is two tokens, the node and its successor; the n
-    edges come first, in random order. After them come Q questions of two tokens: V + k - 1 for k, drawn
-    uniformly from 1 ... K, then a node, no node twice. The label there is the k-th successor of the node. As K < n, it
-    is never the node itself. At another length the cycle has more nodes or fewer.
+    0 ... V - 1 without replacement, form a cycle. The edge of a node is two tokens, the node and its successor; the n
+    edges come first, in random order. Then come Q questions of two tokens: V + k - 1 for k, drawn uniformly from
+    1 ... K, then a node, no node twice. The label there is the k-th successor of the node. Since K < n, it is never the
+    node itself. At another length the number of nodes changes.
 
-    With k = 1 this is associative recall, in which every token is a key and a value.
+    With k = 1 this is associative recall in which every token is both a key and a value.
 
     Source: Depo of Allen-Zhu, "Physics of Language Models: Part 4.1, Architecture Design and the Magic of Canon
     Layers", SSRN 5240330, where names are words of several tokens, the number of nodes is drawn for each sequence, and
@@ -27,10 +27,10 @@ class KHop(Task):
 
     `hops` is k.
 
-    Prediction: A layer of attention looks up one hop, or doubles the hops that the layer before it knows: accuracy
-    falls with k at a depth of about log2 k. A mixer of fixed state must hold all edges before the question comes; for
-    composing functions that appear in the text one after the other, no number of linear layers replaces a missing layer
-    of attention (Ye et al., arXiv 2602.01763).
+    Prediction: A layer of attention looks up one hop, or doubles the hops of the layer below: k hops need a depth of
+    about log2 k. A mixer with a fixed state must store all edges before the question comes. For composing functions
+    that appear one after the other in the text, no number of linear layers replaces a missing layer of attention (Ye et
+    al., arXiv 2602.01763).
 
         >>> task = KHop(seq_len=16, n_names=10, max_hops=3, n_questions=2)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -40,10 +40,10 @@ class KHop(Task):
         -100 -100 -100 -100 -100 -100 -100 -100 -100 -100 -100 -100 -100    8 -100    6
 
     Args:
-        seq_len: length of a sequence, even: two positions for each node and two for each question.
-        n_names: names that a node may have, at least as many as nodes.
+        seq_len: length of a sequence, even: two positions per node and two per question.
+        n_names: number of possible names, at least the number of nodes.
         max_hops: the largest k, less than the number of nodes.
-        n_questions: questions in a sequence, at most as many as nodes.
+        n_questions: questions per sequence, at most the number of nodes.
     """
 
     def __init__(self, seq_len: int = 64, n_names: int = 256, max_hops: int = 8, n_questions: int = 8) -> None:
@@ -58,7 +58,7 @@ class KHop(Task):
 
     @property
     def n_nodes(self) -> int:
-        """Nodes on the cycle."""
+        """Number of nodes on the cycle."""
         return self.seq_len // 2 - self.n_questions
 
     @property

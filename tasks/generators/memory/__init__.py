@@ -1,1 +1,1 @@
-"""Keep numbers or tokens over a known or marked distance, or a map in the parameters."""
+"""Memory: store numbers or tokens over a fixed or marked distance, or facts in the parameters."""

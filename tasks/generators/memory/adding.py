@@ -1,4 +1,4 @@
-"""Two marked numbers among many: their sum."""
+"""Adding: sum the two marked numbers of a sequence."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from tasks.spec import TaskSpec
 
 
 class Adding(Task):
-    """Add the two numbers that are marked, one somewhere in each half of the sequence.
+    """Add the two marked numbers of a sequence, one in each half.
 
     Definition, with L = seq_len: channel 0 holds L numbers drawn uniformly from [0, 1), channel 1 is 1 at two positions
     and 0 elsewhere. The first of them is drawn uniformly from the first floor(L/2) positions, the second from the rest.
     The only label, at the last position, is the sum of the two marked numbers of channel 0. The best guess that ignores
-    the input, 1, has mean squared error 1/6, which is R² = 0.
+    the input is 1, with mean squared error 1/6 and R² = 0.
 
     Source: Hochreiter and Schmidhuber, "Long Short-Term Memory", Neural Computation 9(8), 1997, in the form of
     Arjovsky, Shah and Bengio, arXiv 1511.06464; the default length is that of state-spaces/s4.
 
-    Prediction: Which numbers must be kept depends on the input, which gates (LSTM, selective SSMs) and attention can
-    see and a linear time-invariant mixer cannot, except through the nonlinearity between its layers; a plain RNN's
-    gradient is gone over a few hundred positions.
+    Prediction: The numbers to store depend on the input. Gates (LSTM, selective SSMs) and attention can select them; a
+    linear time-invariant mixer cannot, except through the nonlinearity between its layers. A plain RNN's gradient
+    vanishes over a few hundred positions.
 
         >>> task = Adding(seq_len=6)
         >>> example = task.sample(np.random.default_rng(0), 1)

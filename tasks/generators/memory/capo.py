@@ -1,4 +1,4 @@
-"""Biographies of a fixed population, which must be stored in the parameters: bits of knowledge per parameter."""
+"""Capo: store biographies of a fixed population in the parameters; measures bits of knowledge per parameter."""
 
 from __future__ import annotations
 
@@ -27,29 +27,30 @@ KINDS = {
     "for": 1,
     "employer": 263,
 }
-"""The kinds of a biography's tokens, in order, and how many tokens there are of each; words of one token are fixed."""
+"""The kinds of tokens in a biography, in order, with the number of tokens of each kind; a kind of one token is a fixed
+word."""
 
 SIZES = np.array([*KINDS.values()])
 FIRST = np.cumsum(SIZES) - SIZES
-"""The first token of each kind."""
+"""Number of the first token of each kind."""
 
 N_NAMES = 3
 FACTS = N_NAMES + np.flatnonzero(SIZES[N_NAMES:] > 1)
-"""The places of the facts in a biography."""
+"""Positions of the facts in a biography."""
 
 
 class Capo(Task):
-    """Recall facts about people from their names; the parameters must hold all facts.
+    """Recall facts about people from their names; the parameters must store all facts.
 
     Definition: A population of N = n_people people is drawn once, by people_seed, and is the same in all sequences and
     splits. A biography has 15 tokens: a first name (of 400), a middle name (of 400) and a last name (of 1,000), then
-    five sentences, each a word and its facts:
+    five sentences, each a fixed word and its facts:
 
         born month (of 12) day (of 28) year (of 200), from city (of 200), at university (of 300), in field (of 100),
         for employer (of 263).
 
-    Full names are drawn without replacement, facts uniformly. A sequence is biographies of people drawn uniformly. The
-    labels are the seven facts of each biography, at the positions before them.
+    Full names are drawn without replacement, facts uniformly. A sequence consists of biographies of people drawn
+    uniformly. The labels are the seven facts of each biography, at the positions before them.
 
     The facts of all people are N log2(12 * 28 * 200 * 200 * 300 * 100 * 263) = 46.6 N bits. At a mean loss per label,
     the model knows 46.6 N - 7 N loss / ln 2 of them: `learned_bits`. The capacity of a model is this number divided by
@@ -60,16 +61,16 @@ class Capo(Task):
     Scaling Laws", arXiv 2404.05405; facebookresearch/PhysicsLM4, commit 7580696,
     data-synthetic-pretrain/Capo-bioS-bioR, for the numbers of values and the order of the sentences.
 
-    There a biography is English text. Each of its sentences is drawn from some fifty at every exposure, names and facts
-    have several tokens, and the city of the employer, which follows from the employer, has a sentence too. Here each
-    sentence has one wording, so the task measures capacity but not the invariance to wording. There the count of bits
-    includes log2(400 * 400 * 1000 / N) for each name; here names are not predicted.
+    In the source a biography is English text: each sentence is drawn from some fifty wordings at every exposure, names
+    and facts have several tokens, and the employer's city has a sentence too, although it follows from the employer.
+    Here each sentence has one wording, so the task measures capacity but not invariance to wording. The source counts
+    another log2(400 * 400 * 1000 / N) bits per name; here names are not predicted.
 
     Reported: The authors report bits per parameter: about 2 after 1,000 exposures of each person, about 1 after 100
     (Part 3.3).
 
-    Prediction: A mixer only has to bring the name to the positions of the labels, which every mixer with a memory of 14
-    positions does. The capacity then follows the number of parameters, most of them in channel mixers and embeddings.
+    Prediction: A mixer only has to move the name to the positions of the labels, so a memory of 14 positions suffices.
+    The capacity then follows the number of parameters, most of which are in channel mixers and embeddings.
 
         >>> task = Capo(n_people=3)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -81,8 +82,8 @@ class Capo(Task):
         139.8
 
     Args:
-        seq_len: length of a sequence, 15 for each biography.
-        n_people: people of the population.
+        seq_len: length of a sequence, 15 per biography.
+        n_people: size of the population.
         people_seed: seed of the population; the same for all splits and data seeds.
     """
 
@@ -123,7 +124,7 @@ class Capo(Task):
         return self.input_text(label)
 
     def learned_bits(self, loss: float) -> float:
-        """Return how many bits of the facts a model knows whose cross-entropy is `loss` nats per label."""
+        """Return the bits of facts that a model knows, given its cross-entropy `loss` in nats per label."""
         return float(self.n_people * (np.log2(SIZES[FACTS]).sum() - len(FACTS) * loss / np.log(2)))
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:

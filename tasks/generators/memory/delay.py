@@ -1,4 +1,4 @@
-"""Repeat a signal after a fixed delay."""
+"""Delay: reproduce a signal after a fixed delay."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from tasks.base import Arrays, Task
 from tasks.spec import TaskSpec
 
 RMS = 0.5
-"""Of the noise before it is moved to begin at 0, as published."""
+"""Root mean square of the noise before it is shifted to begin at 0, as published."""
 
 
 class Delay(Task):
-    """Say a band-limited noise again, `lag` positions later.
+    """Reproduce band-limited noise, `lag` positions later.
 
-    Definition, with N = seq_len (one more where that is odd) and K the largest k with k <= cutoff * N and k < N/2: the
-    noise is w_t = sum over k = 1 ... K of a_k cos(2 pi k t / N) + b_k sin(2 pi k t / N), the 2K coefficients drawn from
-    a normal distribution whose variance gives w a root mean square of 1/2. The input is x_t = w_t - w_0, which begins
-    at 0. The label at position i is x_{i - lag}, and 0 at the first `lag` positions, before the repetition begins.
+    Definition, with N = seq_len (plus one if odd) and K the largest k with k <= cutoff * N and k < N/2: the noise is
+    w_t = sum over k = 1 ... K of a_k cos(2 pi k t / N) + b_k sin(2 pi k t / N). Its 2K coefficients are normal, with
+    the variance that gives w a root mean square of 1/2. The input is x_t = w_t - w_0, which begins at 0. The label at
+    position i is x_{i - lag}, and 0 at the first `lag` positions, before the repetition begins.
 
     At another length the lag and the band stay the same: the same delay in a longer signal.
 
     Source: Gu, Johnson, Timalsina, Rudra and Ré, "How to Train Your HiPPO", arXiv 2206.12037, and state-spaces/s4:
-    4,000 steps of 1/4000 s, limited to 1,000 Hz, delayed by 1,000 steps. There a cutoff of 1/2 keeps the frequency 1/2
-    too.
+    4,000 steps of 1/4000 s, limited to 1,000 Hz, delayed by 1,000 steps. Theirs also keeps the frequency 1/2 at a
+    cutoff of 1/2.
 
-    Prediction: A delay is linear and time-invariant: an SSM needs a state of 2 * cutoff * lag numbers to hold the last
-    `lag` positions of the signal, and below that its error falls with the size of its state; a window or convolution
-    shorter than the lag fails, attention solves it with positions.
+    Prediction: A delay is linear and time-invariant. An SSM needs a state of 2 * cutoff * lag numbers to store the last
+    `lag` positions of the signal; with a smaller state, its error falls as the state grows. A window or convolution
+    shorter than the lag fails. Attention with positions solves the task.
 
         >>> task = Delay(seq_len=8, lag=3)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -51,7 +51,7 @@ class Delay(Task):
         self._demand(self.lag < self.seq_len, "lag must be < seq_len")
         self._period = self.seq_len + self.seq_len % 2
         in_band = math.isfinite(self.cutoff) and self.cutoff <= 0.5
-        # A cutoff that should lie on a frequency keeps it in spite of rounding.
+        # The tolerance protects a cutoff that equals a frequency from rounding.
         self._n_frequencies = (
             min(math.floor(self.cutoff * self._period + 1e-6), self._period // 2 - 1) if in_band else 0
         )
@@ -63,7 +63,7 @@ class Delay(Task):
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         coefficients = np.zeros((n, self._period // 2 + 1), dtype=np.complex128)
-        # Each frequency brings (a² + b²) / 2 to the mean square, so each number has variance RMS² / K.
+        # Each frequency adds (a² + b²) / 2 to the mean square, so each coefficient has variance RMS² / K.
         drawn = rng.standard_normal((n, self._n_frequencies, 2)) * (RMS / math.sqrt(self._n_frequencies))
         # irfft divides by the period and adds each frequency's conjugate: a cos + b sin is (a - ib) N / 2.
         coefficients[:, 1 : self._n_frequencies + 1] = (drawn[..., 0] - 1j * drawn[..., 1]) * (self._period / 2)

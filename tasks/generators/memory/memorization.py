@@ -1,4 +1,4 @@
-"""A fixed map from keys to values that must be stored in the parameters."""
+"""Memorization: store a fixed map from keys to values in the parameters."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tasks.spec import TaskSpec
 
 
 class Memorization(Task):
-    """One map from keys to values, the same in every sequence and split: name the values of the keys.
+    """Recall the values of keys from a map that is the same in every sequence and split.
 
     Definition, with V = vocab_size: keys are 0 ... K - 1 with K = (V - 1) // 2, values K ... V - 2, and V - 1 is the
-    question. The map gives each key a value of its own, drawn uniformly without replacement by the generator of
+    question. The map gives each key a different value, drawn uniformly without replacement by the generator of
     map_seed. A sequence is key, question, key, question, ...; keys are drawn uniformly with replacement. The label at a
-    question is the value of the key before it. The input does not contain the map: the parameters must hold it.
+    question is the value of the key before it. The input does not contain the map, so the parameters must store it.
 
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), arXiv 2403.17844; published
     with 256 training examples.
 
-    Prediction: The answer depends only on the token before: what counts is the number of parameters, in channel mixers
-    and embedding; a mixer over time only has to shift by one.
+    Prediction: The answer depends only on the previous token, so the number of parameters in channel mixers and
+    embedding decides. A sequence mixer only has to shift by one.
 
         >>> task = Memorization(vocab_size=8, seq_len=10)
         >>> task.values
@@ -37,7 +37,7 @@ class Memorization(Task):
         -100    4 -100    3 -100    3 -100    5 -100    5
 
     Args:
-        vocab_size: tokens, the question included.
+        vocab_size: number of tokens, the question included.
         seq_len: length of a sequence, even.
         map_seed: seed of the map; the same for all splits and data seeds.
     """

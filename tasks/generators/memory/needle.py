@@ -1,4 +1,4 @@
-"""One relevant token at a fixed distance among noise."""
+"""Needle: recall one relevant token, a fixed distance back among noise."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from tasks.spec import TaskSpec
 
 
 class Needle(Task):
-    """Name the class of the one relevant token, which lies exactly `distance` before the question.
+    """Recall the one relevant token, exactly `distance` positions before the question.
 
     Tokens 0 ... C - 1 (C = n_classes) are the needles, the next n_noise tokens are noise, the last token is the
-    question. The question ends the sequence, one needle drawn uniformly lies `distance` positions before it, and
-    uniform noise fills the rest. The only label, at the last position, is the needle. The task tests only whether a
-    signal survives the distance among noise: there is a single thing to remember, and its tokens occur nowhere else.
+    question. The question ends the sequence, one needle drawn uniformly is `distance` positions before it, and uniform
+    noise fills the rest. The only label, at the last position, is the needle. The task tests only whether a signal
+    survives the distance among noise: there is a single token to remember, and needles occur nowhere else.
 
-    With n_distractors > 0 they do occur elsewhere: that many needle tokens, drawn uniformly, are put at positions drawn
-    uniformly without replacement before and after the needle. The needle is then the token right after a marker, which
-    occurs once and is one token more in the vocabulary (numbered after the question). Now what to keep depends on the
-    previous token.
+    With n_distractors > 0, needle tokens do occur elsewhere: n_distractors of them, drawn uniformly, fill other
+    positions, drawn uniformly without replacement. The needle is then the token right after a marker, which occurs once
+    and is one more token in the vocabulary (numbered after the question). The decision to store a token then depends on
+    the previous token.
 
-    At another length the distance stays the same: only the noise at the beginning changes.
+    At another length the distance stays the same; only the noise at the beginning changes.
 
-    At a small distance with few noise tokens the splits share examples, since there are few sequences.
+    At a small distance with few noise tokens there are few sequences, so the splits share examples.
 
     Source: this project, for gradient propagation against distance (Ghodsi, arXiv 2512.15115).
 
     `distance` is the option `distance`.
 
-    Prediction: Attention's gradient does not depend on the distance; a stable linear time-invariant mixer's decays with
-    it, unless its poles lie at the unit circle; a gated recurrence keeps it if it learns to shut its gate on noise.
-    With distractors a linear time-invariant mixer cannot tell which needle counts.
+    Prediction: The gradient of attention does not depend on the distance. In a stable linear time-invariant mixer it
+    decays with the distance, unless the poles lie on the unit circle. A gated recurrence retains it if it learns to
+    close its gate on noise. With distractors, a linear time-invariant mixer cannot select the needle.
 
         >>> task = Needle(distance=5, n_classes=4, n_noise=6, seq_len=8)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -44,10 +44,10 @@ class Needle(Task):
 
     Args:
         distance: positions between the needle and the question.
-        n_classes: needle tokens, the classes to tell apart.
-        n_noise: noise tokens.
+        n_classes: number of needle tokens, which are the classes.
+        n_noise: number of noise tokens.
         seq_len: length of a sequence; default the smallest that fits the needle, its marker and the question.
-        n_distractors: needle tokens that do not count; if there are any, a marker stands before the needle.
+        n_distractors: number of irrelevant needle tokens; if positive, a marker precedes the needle.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Needle(Task):
         if self._marked:
             marker = self.seq_len - 2 - self.distance
             inputs[:, marker] = question + 1
-            # All positions but the marker's, the needle's behind it, and the question's.
+            # All positions except those of the marker, the needle after it, and the question.
             places = distinct(rng, n, self.seq_len - 3, self.n_distractors)
             places += 2 * (places >= marker)
             np.put_along_axis(inputs, places, rng.integers(self.n_classes, size=places.shape), axis=1)

@@ -1,4 +1,4 @@
-"""Regress a linear state space model whose head count is known."""
+"""SSM teacher: regress a linear state space model whose head count is known."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tasks.spec import TaskSpec
 class SSMTeacher(Task):
     """Reproduce the output of a linear time-invariant teacher whose lag operators span k dimensions.
 
-    Inputs are white: x_j ~ N(0, I). Labels are y_i = sum over lags tau = 0 ... i of G_tau x_{i - tau}, with G the
-    balanced teacher of `zoo.theory.teacher`: k orthonormal matrices, each times a Fourier mode times rho^tau. A
-    student that is a sum of H heads, each a scalar function of the lag times one matrix, has a least relative squared
-    error known in closed form (`zoo.theory.head_count_bound`), zero from H = k on. Every position is labelled.
-    Predicting zero has relative squared error 1.
+    Inputs are white: x_j ~ N(0, I). Labels are y_i = sum over lags tau = 0 ... i of G_tau x_{i - tau}. G is the
+    balanced teacher of `zoo.theory.teacher`: k orthonormal matrices, each times a Fourier mode times rho^tau. Consider
+    a student that is a sum of H heads, each a scalar function of the lag times one matrix. Its least relative squared
+    error is known in closed form (`zoo.theory.head_count_bound`) and vanishes from H = k on. Every position has a
+    label. Predicting zero has relative squared error 1.
 
     Source: the head-count theorem of Ghodsi, arXiv 2512.15115, in the weighted Eckart-Young form; the teacher is this
     project's.
 
     Prediction: A sum of H heads, each a function of the lag times one matrix, has the relative squared error of the
-    best rank-H approximation of the lag operators: zero from H = k on.
+    best rank-H approximation of the lag operators, which vanishes from H = k on.
 
         >>> task = SSMTeacher(k=1, seq_len=3, d_input=1, d_output=1, rho=0.5)  # G_tau = 0.5^tau
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -33,14 +33,14 @@ class SSMTeacher(Task):
         [ 1.118 -1.387 -0.427] [ 1.118 -0.828 -0.841]
 
     Args:
-        k: dimension of the span of the teacher's lag operators, the number of heads that is enough.
+        k: dimension of the span of the teacher's lag operators, which is the sufficient number of heads.
         seq_len: length of a sequence.
         d_input: channels of the input.
         d_output: channels of the output; k is at most d_input * d_output.
         rho: modulus of every pole, in (0, 1].
         teacher_seed: seed of the residues; the teacher is the same for all splits and data seeds.
-        period: lags in which the teacher's slowest oscillation turns once, at least k; default seq_len. It stays the
-            same at other lengths, so that the teacher does too.
+        period: period of the teacher's slowest oscillation in lags, at least k; default seq_len. At other lengths it
+            stays the same, so that the teacher does not change.
     """
 
     sources: ClassVar[tuple[str, ...]] = ("zoo.theory.teacher", "zoo.theory.lags")
@@ -74,7 +74,7 @@ class SSMTeacher(Task):
     @cached_property
     def lags(self) -> np.ndarray:
         """The teacher's lag operators G, float64 (seq_len, d_output, d_input)."""
-        # Imported here: reading this task's options and help must not cost an import of torch.
+        # Imported here so that the task's options and help need no import of torch.
         from zoo.theory.teacher import balanced_teacher
 
         return balanced_teacher(
@@ -93,7 +93,7 @@ class SSMTeacher(Task):
         return np.fft.rfft(self.lags, 2 * self.seq_len, axis=0).swapaxes(1, 2)
 
     def floors(self) -> dict[str, float | dict[str, float]]:
-        """`floor_at_heads` H: the relative squared error of the best H heads, for H from 1 to k, where it is zero."""
+        """Return `floor_at_heads` H, the least relative squared error with H heads, for H = 1 ... k; it is 0 at k."""
         import torch
 
         from zoo.theory.lags import head_count_bound

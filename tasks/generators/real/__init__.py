@@ -1,1 +1,1 @@
-"""Data that is not drawn but read: text and images."""
+"""Real data: text and images."""

@@ -1,4 +1,4 @@
-"""Images, pixel by pixel."""
+"""Images: classify pictures read pixel by pixel."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ Colour = Literal["grey", "rgb"]
 
 
 class Images(OfSplits, FiniteTask):
-    """Say what an image shows after reading its pixels one by one, row after row.
+    """Classify an image after reading its pixels one by one, row after row.
 
-    `grey`: a position is a pixel's brightness as a token (256 levels; 17 for the digits below). `rgb`: a position is a
-    vector of three numbers in [0, 1]. The only label, at the last position, is the class. The images are a data set of
-    the Hugging Face hub (`dataset`), all of one size, or by default scikit-learn's 1,797 handwritten digits of 8 x 8
-    pixels, which need no download. Each image belongs to only one split; a data set's own splits are kept. The number
-    of images in a split is limited: asked for more, it gives each of them once. The same picture may occur twice in a
-    data set.
+    With `grey`, a position is a pixel's brightness as a token (256 levels; 17 for the digits below). With `rgb`, it is
+    a vector of three numbers in [0, 1]. The only label, at the last position, is the class. The images are a data set
+    of the Hugging Face hub (`dataset`), all of one size, or by default scikit-learn's 1,797 handwritten digits of 8 x 8
+    pixels, which need no download. Each image belongs to only one split, and a split has each of its images at most
+    once; the splits of a data set are kept. A data set may contain the same picture twice.
 
     Source: pixel sequences of Le, Jaitly and Hinton, "A Simple Way to Initialize Recurrent Networks", arXiv 1504.00941,
     and Tay et al., "Long Range Arena", arXiv 2011.04006; digits of Alpaydin and Kaynak, UCI 1998, by scikit-learn.
 
-    Prediction: Neighbouring rows lie a row's width apart: state space models with slow poles carry them smoothly;
-    attention needs positions, and reaches all of them at once.
+    Prediction: Vertical neighbours are a row's width apart in the sequence. State space models with slow poles carry
+    them smoothly; attention needs positions, but attends to all pixels at once.
 
         >>> task = Images()
         >>> example = task.of_split("train").take(np.array([0]))
@@ -40,13 +39,13 @@ class Images(OfSplits, FiniteTask):
         6
 
     Args:
-        dataset: a data set of the hub by name, or a local folder with one.
+        dataset: name of a data set on the hub, or a local folder with one.
         config: configuration of the data set.
-        image_column: the data set's column with the pictures.
-        label_column: the data set's column with the classes, as integers.
-        colour: grey, tokens; rgb, vectors.
-        validation: share of the images for validation, if the data has no validation split of its own.
-        test: share of the images for the test, if the data has no test split of its own.
+        image_column: column of the pictures.
+        label_column: column of the classes, as integers.
+        colour: grey for tokens, rgb for vectors.
+        validation: share of the images for validation, if the data has no validation split.
+        test: share of the images for the test, if the data has no test split.
     """
 
     def __init__(
@@ -63,12 +62,12 @@ class Images(OfSplits, FiniteTask):
         self.image_column, self.label_column = image_column, label_column
         self.colour: Colour = colour
         self._demand(colour in get_args(Colour), f"colour must be one of {', '.join(get_args(Colour))}")
-        self._demand(dataset is not None or colour == "grey", "colour rgb needs a dataset, the digits are grey")
+        self._demand(dataset is not None or colour == "grey", "colour rgb needs a dataset, because the digits are grey")
         self._keep_shares(validation, test)
 
     @cached_property
     def _divided(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Pixels (n, seq_len) or (n, seq_len, 3), uint8, and classes (n,) of each split."""
+        """Pixels, uint8 (n, seq_len) or (n, seq_len, 3), and classes (n,), by split."""
         with named(self.name):
             found = self._digits() if self.dataset is None else self._loaded(self.dataset)
         pixels, classes = found["train"]
@@ -97,7 +96,7 @@ class Images(OfSplits, FiniteTask):
         own = getattr(picture, "mode", None)
         if own is None or own[0] in "IF":  # more bits would be cut off at 255
             got = "None" if own is None else f"mode {own}"
-            raise ValueError(f"{self.image_column} must hold pictures of 8 bits a channel, got {got}")
+            raise ValueError(f"{self.image_column} must contain pictures with 8 bits per channel, got {got}")
         return np.asarray(picture.convert(mode))
 
     def _classes(self, split: str, labels: list[Any]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The next character or byte of real text."""
+"""Text: predict the next character or byte of real text."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tasks.spec import TaskSpec
 
 Unit = Literal["bytes", "characters"]
 MOST_REPEATED = 16
-"""Longer repetitions count as this length."""
+"""Maximum length of a repetition; longer ones count as this length."""
 WINDOWS = 2000
-"""Windows in which frequencies of symbols are counted, and the number of others on which they are scored."""
+"""Training windows in which to count the frequencies of symbols, and test windows on which to score them."""
 
 DEFAULT = ("torch", "_torch_docs.py")
-"""Some 440 kB of English and code that stand on every machine with this version of torch."""
+"""Package and file of the default text: some 440 kB of English and code that come with torch."""
 
 
 class Text(OfSplits):
@@ -29,18 +29,18 @@ class Text(OfSplits):
     The text is a sequence of symbols s_1, s_2, ... An example is s_t ... s_{t+L-1} with the labels s_{t+1} ... s_{t+L},
     where t is drawn uniformly from the starts that fit into the split. It comes from a file or a folder (`path`), a
     data set of the Hugging Face hub (`dataset`), or by default PyTorch's own documentation of its functions, which
-    needs no download. The splits are consecutive parts of the text that share no symbol; a data set's own splits are
-    kept. Chance is the share of the commonest symbol among a split's labels. Perplexity is exp(loss), bits per symbol
-    loss / ln 2.
+    needs no download. The splits are consecutive parts of the text that do not overlap; the splits of a data set are
+    kept. Chance is the share of the most common symbol among a split's labels. Perplexity is exp(loss), bits per symbol
+    are loss / ln 2.
 
-    `repeated` is the length of the longest string right before a symbol that occurs, with the same symbol behind it,
-    earlier in the window, up to 16: the symbols of context by which the window itself gives the answer. Zoology's
-    split by repeated bigrams (Arora et al., arXiv 2312.04927) counts tokens, of which a byte is a part.
+    `repeated` is the amount of context with which the window itself gives the answer: the length of the longest string
+    right before a symbol that also occurs earlier in the window, followed by the same symbol, up to 16. Zoology's split
+    by repeated bigrams (Arora et al., arXiv 2312.04927) counts tokens, which are longer than bytes.
 
-    Source: the data's own; character models as in Graves, "Generating Sequences", arXiv 1308.0850.
+    Source: the data; character models as in Graves, "Generating Sequences", arXiv 1308.0850.
 
-    Prediction: Nearby symbols carry most of the information, so every mixer with a local view comes close; those that
-    recall (attention, gated and delta rules, hybrids) gain where names and phrases come back.
+    Prediction: Nearby symbols carry most of the information, so every mixer with a local view comes close. Mixers that
+    recall (attention, gated and delta rules, hybrids) gain when names and phrases repeat.
 
         >>> task = Text(seq_len=12)
         >>> example = task.of_split("train").sample(np.random.default_rng(0), 1)
@@ -50,14 +50,14 @@ class Text(OfSplits):
         b' torch.svd(a'
 
     Args:
-        path: a file, or a folder whose files are read in the order of their names, without hidden ones.
-        dataset: a data set of the hub by name, or a local folder with one.
+        path: a file, or a folder whose files are read in the order of their paths, without hidden ones.
+        dataset: name of a data set on the hub, or a local folder with one.
         config: configuration of the data set.
-        column: the data set's column with the text of each row; rows are joined by line feeds.
-        unit: bytes (256 symbols) or characters (as many as occur; the text is then UTF-8).
-        seq_len: symbols in a window.
-        validation: share of the text for validation, if the data has no validation split of its own.
-        test: share of the text for the test, if the data has no test split of its own.
+        column: column of the text; rows are joined by line feeds.
+        unit: bytes (256 symbols) or characters (all that occur; the text must be UTF-8).
+        seq_len: number of symbols in a window.
+        validation: share of the text for validation, if the data has no validation split.
+        test: share of the text for the test, if the data has no test split.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class Text(OfSplits):
         for split, symbols in self._symbols.items():
             if len(symbols) <= self.seq_len:
                 raise ValueError(
-                    f"text: the {split} part holds {len(symbols)} symbols, fewer than seq_len + 1: give more text or a"
+                    f"text: the {split} part has {len(symbols)} symbols, fewer than seq_len + 1: give more text or a"
                     f" shorter seq_len, got seq_len={self.seq_len}"
                 )
 
     @cached_property
     def _texts(self) -> dict[str, bytes]:
-        """The text of each split that the data has; only "train" where it is to be divided."""
+        """The text of each split in the data; only "train" if the text is yet to be divided."""
         with named(self.name):
             if self.dataset is not None:
                 splits = load_dataset(self.dataset, self.config, (self.column,))
@@ -96,18 +96,18 @@ class Text(OfSplits):
                 try:
                     content.decode("utf-8")
                 except UnicodeDecodeError as error:
-                    raise ValueError(f"{file} is not UTF-8 at byte {error.start}; take unit=bytes") from None
+                    raise ValueError(f"{file} is not UTF-8 at byte {error.start}; use unit=bytes") from None
             return {"train": b"".join(files.values())}
 
     def _rows(self, split: str, rows: Any) -> list[str]:
-        for row, said in enumerate(texts := list(rows[self.column])):
-            if not isinstance(said, str):
-                raise ValueError(f"{self.column} of {split} must hold text, got {said!r} in row {row}")
+        for row, text in enumerate(texts := list(rows[self.column])):
+            if not isinstance(text, str):
+                raise ValueError(f"{self.column} of {split} must contain text, got {text!r} in row {row}")
         return texts
 
     @cached_property
     def _alphabet(self) -> np.ndarray:
-        """The code points that occur, ascending; all 256 bytes where bytes are the unit."""
+        """The code points that occur, ascending; with bytes as the unit, all 256 bytes."""
         if self.unit == "bytes":
             return np.arange(256)
         return np.unique(np.concatenate([self._codes(text) for text in self._texts.values()]))
@@ -126,7 +126,7 @@ class Text(OfSplits):
 
     @property
     def _here(self) -> np.ndarray:
-        """The symbols that windows are drawn from: those of the split, or of the training part."""
+        """The symbols of this task's split, from which windows are drawn."""
         return self._symbols[self._split]
 
     def fingerprint(self) -> dict[str, Any]:
@@ -145,7 +145,7 @@ class Text(OfSplits):
         )
 
     def _majority_share(self) -> float:
-        """Return the commonest symbol's share of the labels; it counts once for every window that it is a label of."""
+        """Return the most common symbol's share of the labels, counted over all windows."""
         labels = self._here[1:]
         starts = len(labels) - self.seq_len + 1
         place = np.arange(len(labels))
@@ -161,7 +161,7 @@ class Text(OfSplits):
         return self.input_text(label)
 
     def guess_without_order(self) -> float:
-        """Return the perplexity on test windows of the frequencies in training windows, of which none counts as 0."""
+        """Return the perplexity on test windows of the symbol frequencies in training windows (add-one smoothing)."""
         rng = np.random.default_rng(0)
         seen = self.of_split("train").sample(rng, WINDOWS)["inputs"]
         asked = self.of_split("test").sample(rng, WINDOWS)["labels"]
@@ -176,7 +176,7 @@ class Text(OfSplits):
 
 
 def repeated(windows: np.ndarray) -> np.ndarray:
-    """Return for each symbol but the first the length of the longest string before it that came before it already.
+    """Return for each symbol but the first the length of its repeated context; see `Text`.
 
     Args:
         windows: symbols (n, length + 1).
@@ -185,7 +185,7 @@ def repeated(windows: np.ndarray) -> np.ndarray:
         int32 (n, length), at most `MOST_REPEATED`.
     """
     longest = np.zeros(windows[:, 1:].shape, dtype=np.int32)
-    equal = np.zeros(windows.shape, dtype=np.int32)  # how many symbols up to s are those up to t, for the t of the loop
+    equal = np.zeros(windows.shape, dtype=np.int32)  # length of the common suffix of the symbols up to s and up to t
     for t in range(1, windows.shape[1]):
         equal[:, 1:t] = equal[:, : t - 1] + 1
         equal[:, 0] = 1

@@ -1,1 +1,1 @@
-"""Look up the value of a key that was read before: one token or several, once or often, among noise."""
+"""Recall: look up the value of a key seen before, of one token or several, once or often, among noise."""

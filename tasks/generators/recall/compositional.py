@@ -1,4 +1,4 @@
-"""Associative recall by keys of two tokens, neither of which decides the value."""
+"""Compositional recall: associative recall with keys of two tokens, both of which determine the value."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from tasks.spec import TaskSpec
 
 
 class Compositional(LookUp):
-    """MQAR with compound keys: a grid of first and second tokens, a value for each cell.
+    """MQAR with compound keys: a grid of first and second tokens, with a value per cell.
 
     Definition, with V = vocab_size and K = n_pairs = G^2: the first tokens are G of 1 ... V/3 - 1, the second G of
     V/3 ... 2V/3 - 1, the values K of 2V/3 ... V - 1 (divisions rounded down), all without replacement. Each of the K
     combinations of a first with a second token has a value. The context is the K triples (first, second, value) in
-    random order, 3K tokens; after it each combination is asked for once, in a slot of three positions, drawn as in
-    `mqar`. The label, at the second token, is the value. A model that looks at only one of the two tokens is
-    left with G values to guess from.
+    random order, 3K tokens. After it each combination is queried once, in a slot of three positions, drawn as in
+    `mqar`. The label, at the second token, is the value. A model that uses only one of the two tokens must guess among
+    G values.
 
     Source: `compositional_mqar` of HazyResearch/zoology, after Arora, Eyuboglu et al., "Zoology: Measuring and
     Improving Recall in Efficient Language Models", arXiv 2312.04927.
 
     `distance` counts from a label back to the value in the context; `pairs` is K.
 
-    Prediction: A layer must first bind the two tokens of a key, by a short convolution or a shift of its own; from
-    there on it is mqar: attention solves it, a fixed state is limited by the number of pairs.
+    Prediction: A layer must first bind the two tokens of a key, by a short convolution or a learned shift. The rest is
+    mqar: attention solves it, and the number of pairs limits a fixed state.
 
         >>> task = Compositional(vocab_size=30, seq_len=24, n_pairs=4, random_non_queries=False)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -40,10 +40,11 @@ class Compositional(LookUp):
         -100   23 -100 -100   20 -100 -100   28 -100 -100   21 -100
 
     Args:
-        vocab_size: tokens; thirds of them are first tokens of a key (but 0), second ones, values. Greater than seq_len.
+        vocab_size: number of tokens, greater than seq_len; one third each are first tokens of keys (except 0), second
+            tokens of keys, and values.
         seq_len: length of a sequence.
-        n_pairs: combinations, a square number; six positions are needed for each.
-        power_a: exponent a of the queries' positions; small puts them near the context, 1 spreads them evenly.
+        n_pairs: number of combinations, a square number; each needs six positions.
+        power_a: exponent a of the queries' positions; small values put them near the context, 1 spreads them evenly.
         random_non_queries: fill with random tokens (as published) instead of token 0.
     """
 

@@ -1,4 +1,4 @@
-"""Associative recall where some keys are given a new value: the last one counts."""
+"""Forgetting: associative recall in which some keys get a new value, and the last one counts."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from tasks.spec import TaskSpec
 class Forgetting(LookUp):
     """MQAR in which some keys are re-assigned: the state must forget the old value, not only learn the new one.
 
-    Definition: K = n_pairs pairs as in `mqar`, keys and values both without replacement; after them U = n_updates
-    further pairs, for U different keys drawn from the K, each with a value drawn uniformly from those that are not the
-    key's first one. All K keys are asked for after that context of 2 (K + U) tokens, at positions drawn as in `mqar`;
-    the label is the value that was given last.
+    Definition: The context begins with K = n_pairs pairs as in `mqar`, keys and values both without replacement. Then
+    come U = n_updates more pairs, for U different keys of these K, each with a value drawn uniformly from the values
+    other than the key's first one. All K keys are queried after this context of 2 (K + U) tokens, at positions drawn as
+    in `mqar`; the label is the last value of the key.
 
     Source: `forgetting_mqar` of HazyResearch/zoology, after Arora, Eyuboglu et al., "Zoology: Measuring and
     Improving Recall in Efficient Language Models", arXiv 2312.04927.
 
-    Unlike there, an update never repeats the value that it replaces: zoology excludes the first value of another key,
-    the one with the update's number in the list.
+    Unlike in zoology, an update never repeats the value that it replaces. Zoology excludes the first value of another
+    key, the one with the update's number in the list.
 
     `distance` counts from a query back to its current value, `pairs` is K, `assignments` is 2 for re-assigned keys,
     else 1.
 
-    Prediction: The delta rule replaces what a key held and keeps its accuracy on re-assigned keys; a state that only
-    adds, or forgets only by age, returns a mixture of old and new value; attention must learn to prefer the later one.
+    Prediction: The delta rule overwrites the value of a key and keeps its accuracy on re-assigned keys. A state that
+    only adds, or forgets only with age, returns a mixture of old and new value. Attention must learn to prefer the
+    later value.
 
         >>> task = Forgetting(vocab_size=20, seq_len=14, n_pairs=2, n_updates=1, random_non_queries=False)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -38,11 +39,11 @@ class Forgetting(LookUp):
         -100 -100 -100 -100 -100 -100   15 -100   13 -100 -100 -100 -100 -100
 
     Args:
-        vocab_size: tokens; keys are the lower half but 0, values the upper half. Greater than seq_len.
+        vocab_size: number of tokens, greater than seq_len; keys are the lower half except 0, values the upper half.
         seq_len: length of a sequence, even.
-        n_pairs: keys; four positions are needed for each.
-        n_updates: keys that are re-assigned; two further positions are needed for each.
-        power_a: exponent a of the queries' positions; small puts them near the context, 1 spreads them evenly.
+        n_pairs: number of keys; each needs four positions.
+        n_updates: number of re-assigned keys; each needs two more positions.
+        power_a: exponent a of the queries' positions; small values put them near the context, 1 spreads them evenly.
         random_non_queries: fill with random tokens (as published) instead of token 0.
     """
 

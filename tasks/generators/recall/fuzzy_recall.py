@@ -1,4 +1,4 @@
-"""MAD's fuzzy in-context recall."""
+"""Fuzzy recall: MAD's in-context recall with keys and values of several tokens."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tasks.spec import TaskSpec
 
 
 class _Pairs(NamedTuple):
-    """Pairs of each row, all arrays (n, n_pairs, ...)."""
+    """The pairs of each row; all arrays are (n, n_pairs, ...)."""
 
     tokens: np.ndarray
-    """Tokens of the key, then of the value, each padded to the longest; the padding has no meaning."""
+    """Tokens of the key, then of the value, each padded to the longest; the padding is arbitrary."""
     key_sizes: np.ndarray
     value_sizes: np.ndarray
     words: np.ndarray
-    """A number for each key, the same for the same word."""
+    """A number per key; equal keys have equal numbers."""
 
     def taken(self, places: np.ndarray) -> _Pairs:
-        """Return in each row the pairs at these places (n, any number)."""
+        """Return the pairs at these indices of each row, (n, any number)."""
         tokens = np.take_along_axis(self.tokens, places[:, :, None], axis=1)
         return _Pairs(tokens, *(np.take_along_axis(array, places, axis=1) for array in self[1:]))
 
@@ -34,33 +34,33 @@ class _Pairs(NamedTuple):
 
 
 class FuzzyRecall(MadRecall):
-    """In-context recall where keys and values are words of several tokens, with no marks at their boundaries.
+    """In-context recall in which keys and values are words of several tokens, without marked boundaries.
 
-    Definition, with V = vocab_size, L = seq_len: token V - 1 is padding; of the others the lower half spell keys, the
-    upper half values. A key is a word of different tokens: its size is drawn uniformly from 1 ... k_motif_size in
-    training and is k_motif_size in validation and test; then it is drawn uniformly from all words of that size. A value
-    is a word of 1 ... v_motif_size tokens, the size drawn first; within a sequence each key keeps its value. Pairs
-    follow each other until less than twice the longest pair is left; then one of the pairs shown, drawn uniformly, is
-    repeated. Padding before the pairs makes the total L + 1 tokens, of which the last is only a label. The labels of a
-    key that was shown before are the tokens of its value, each at the position before it. Training labels every
-    position with its next token, padding included, unless train_targets="answers".
+    Definition, with V = vocab_size, L = seq_len: token V - 1 is padding; the lower half of the others spell keys, the
+    upper half values. A key is a word of different tokens, drawn uniformly from all words of its size. The size is
+    uniform in 1 ... k_motif_size in training, and k_motif_size in validation and test. A value is a word of
+    1 ... v_motif_size tokens, the size drawn first; within a sequence each key keeps its value. Pairs follow each other
+    until less than twice the longest pair is left; then one of these pairs, drawn uniformly, is repeated. Padding
+    before the pairs makes the total L + 1 tokens, of which the last is only a label. The labels of a key that occurred
+    before are the tokens of its value, each at the position before it. Training labels every position with its next
+    token, padding included, unless train_targets="answers".
 
-    With as_published the repeated pair is drawn first, like any other, and a token t, uniform in the first L - 2 s, s
-    being the pair's size; the pair is placed before the first pair that begins at or after t, unless its key was drawn
-    independently earlier. Pairs follow each other until less than s and the longest pair is left. That is MAD's
-    distribution; it leaves one token of padding fewer per row in the tests, two in training.
+    With as_published, the repeated pair is drawn first, like any other, and a position t, uniform in the first L - 2 s,
+    where s is the pair's size. The pair is placed before the first pair that begins at or after t, unless its key was
+    drawn independently earlier. Pairs follow each other until less than s plus the longest pair is left. That is MAD's
+    distribution; a row then has one token of padding less in the tests, two in training.
 
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), arXiv 2403.17844, in the
     multi-query form of its benchmark.
 
-    Unlike there, the repeated pair always occurs earlier in the sequence. In MAD t may lie after the last pair: 2 % of
-    the examples of the published shape ask for a pair that they never showed. as_published draws those again and
+    Unlike in MAD, the repeated pair always occurs earlier in the sequence. In MAD t may lie after the last pair: 2 % of
+    the examples of the published shape ask for a pair that did not occur. as_published redraws these examples and
     follows MAD's distribution for all others.
 
     `distance` counts from a label back to the same token in the value's last occurrence.
 
-    Prediction: As in_context_recall, once a layer binds adjacent tokens to a word: a short convolution or attention to
-    neighbours before the look-up; a single layer of either cannot.
+    Prediction: As in_context_recall, once a layer binds adjacent tokens into a word, by a short convolution or by
+    attention to neighbours, before the look-up. A single layer cannot do both.
 
         >>> task = FuzzyRecall(vocab_size=9, seq_len=16, k_motif_size=2, v_motif_size=2, train_targets="answers")
         >>> example = task.sample(np.random.default_rng(1), 1)
@@ -70,12 +70,12 @@ class FuzzyRecall(MadRecall):
         -100 -100 -100 -100 -100 -100 -100 -100 -100 -100 -100    5 -100 -100    5    6
 
     Args:
-        vocab_size: tokens: padding, the lower half of the others for keys, the rest for values.
+        vocab_size: number of tokens: padding, the lower half of the others for keys, the rest for values.
         seq_len: length of a sequence, more than twice the longest pair.
-        k_motif_size: most tokens of a key.
-        v_motif_size: most tokens of a value.
+        k_motif_size: maximum number of tokens in a key.
+        v_motif_size: maximum number of tokens in a value.
         train_targets: labels of training, "every_token" (as published) or "answers".
-        as_published: lengths, padding and the place of the repeated pair as MAD draws them.
+        as_published: draw lengths, padding and the position of the repeated pair as MAD does.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class FuzzyRecall(MadRecall):
         self.v_motif_size = self._whole("v_motif_size", v_motif_size, 1)
         self._n_key_tokens = (self.vocab_size - 1) // 2
         self._n_value_tokens = self.vocab_size - 1 - self._n_key_tokens
-        self._n_words = (self._n_key_tokens + 1) ** self.k_motif_size  # upper bound of the numbers of words of keys
+        self._n_words = (self._n_key_tokens + 1) ** self.k_motif_size  # upper bound of the numbers of keys
         self._longest = self.k_motif_size + self.v_motif_size
-        self._room = self.seq_len - 2 * self._longest  # for the beginning of pairs: the longest and the repeated follow
+        self._room = self.seq_len - 2 * self._longest  # pairs begin within it, so that the repeated one fits behind
         rule = "k_motif_size must be <= (vocab_size - 1) // 2, the tokens of keys"
         self._demand(self.k_motif_size <= self._n_key_tokens, rule)
         self._demand(self._n_words <= 2**40, "keys must be at most 2^40 words", "k_motif_size", "vocab_size")
@@ -120,7 +120,7 @@ class FuzzyRecall(MadRecall):
         pairs, shown = self._published_context(rng, n) if self.as_published else self._context(rng, n)
         starts = np.cumsum(pairs.sizes * shown, axis=1) - pairs.sizes
 
-        # Pairs that are not shown must not be met: numbers that no word has.
+        # Pairs that are not shown get numbers that no word has, so that they are not found as earlier occurrences.
         _, previous = first_and_previous(np.where(shown, pairs.words, self._n_words + np.arange(shown.shape[1])))
         back = starts - np.take_along_axis(starts, np.maximum(previous, 0), axis=1) - 1
         slot = np.arange(self._longest)
@@ -129,7 +129,7 @@ class FuzzyRecall(MadRecall):
         answers = of_value & (previous >= 0)[:, :, None]
         distance = np.broadcast_to(back[:, :, None], spelt.shape)
 
-        # Row by row the tokens that are spelt, in order, fill the row's end: both masks are read in the same order.
+        # The spelt tokens of each row fill its end in order, because both masks are read in the same order.
         length = spelt.sum(axis=(1, 2))
         filled = np.arange(self.seq_len + 1) > self.seq_len - length[:, None]
         packed = []
@@ -140,7 +140,7 @@ class FuzzyRecall(MadRecall):
         return self._labelled(*packed)
 
     def _pairs(self, rng: np.random.Generator, n: int, n_pairs: int) -> _Pairs:
-        """Draw pairs one by one; a key that comes again keeps its first value."""
+        """Draw independent pairs; a key that occurs again keeps its first value."""
         key_sizes = rng.integers(self._smallest_key, self.k_motif_size, size=(n, n_pairs), endpoint=True)
         value_sizes = rng.integers(1, self.v_motif_size, size=(n, n_pairs), endpoint=True)
         # The first s of different uniform tokens are a uniform word of size s.
@@ -157,8 +157,8 @@ class FuzzyRecall(MadRecall):
         return _Pairs(np.concatenate([keys, values], axis=2), key_sizes, value_sizes, words)
 
     def _context(self, rng: np.random.Generator, n: int) -> tuple[_Pairs, np.ndarray]:
-        """Return pairs, at the end the repeated one, and which of them the sequence shows."""
-        most = -(-self._room // (self._smallest_key + 1))  # pairs, if all were of the smallest size
+        """Return pairs with the repeated one at the end, and whether the sequence shows each of them."""
+        most = -(-self._room // (self._smallest_key + 1))  # number of pairs if all had the smallest size
         pairs = self._pairs(rng, n, most)
         shown = np.cumsum(pairs.sizes, axis=1) - pairs.sizes < self._room
         repeated = one_of(rng, shown)[:, None]
@@ -166,7 +166,7 @@ class FuzzyRecall(MadRecall):
         return pairs.taken(places), np.concatenate([shown, np.ones((n, 1), dtype=bool)], axis=1)
 
     def _published_context(self, rng: np.random.Generator, n: int) -> tuple[_Pairs, np.ndarray]:
-        """Return the same by MAD's law, given that the last pair was shown before."""
+        """Return pairs as `_context` does, from MAD's distribution, given that the last pair was shown before."""
         *drawn, answered = self._attempt(rng, n)
         while not answered.all():
             missing = np.flatnonzero(~answered)
@@ -176,17 +176,18 @@ class FuzzyRecall(MadRecall):
         return _Pairs(*pairs), shown
 
     def _attempt(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
-        """Return MAD's examples: the arrays of `_Pairs`, which pairs are shown, whether the last was shown before."""
+        """Draw from MAD's distribution: arrays of `_Pairs`, whether each pair is shown, whether the last was before."""
         smallest = self._smallest_key + 1
         most = -(-(self.seq_len - smallest - self._longest) // smallest)
-        # The repeated pair comes first here, so that a key drawn by itself that is the same has its value.
+        # The repeated pair comes first here, so that an equal key drawn independently gets its value.
         pairs = self._pairs(rng, n, 1 + most)
         repeated_size = pairs.sizes[:, :1]
         place = rng.integers(self.seq_len - 2 * repeated_size)
         others = pairs.taken(np.broadcast_to(np.arange(1, 1 + most), (n, most)))
         there = np.cumsum(others.sizes, axis=1) - others.sizes >= place
         by_itself = (others.words == pairs.words[:, :1]) & ~there
-        # The first pair at `place` or behind it gives way; the one drawn for its place was as good as none.
+        # The repeated pair replaces the first pair at or after `place`; all pairs are independent, so dropping one is
+        # harmless.
         inserted = there & (np.cumsum(there, axis=1) == 1) & ~by_itself.any(axis=1, keepdims=True)
         places = np.where(inserted, 0, np.arange(1, 1 + most))
         pairs = pairs.taken(np.concatenate([places, np.zeros((n, 1), dtype=np.int64)], axis=1))

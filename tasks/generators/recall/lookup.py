@@ -1,4 +1,4 @@
-"""Base of the MQAR family: a list of pairs, questions after it, filler between them."""
+"""Base class of the MQAR family: a context of pairs, then questions with filler between them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from tasks.spec import TaskSpec
 
 
 class LookUp(Task):
-    """A context that answers questions, then a region where each of them is asked once.
+    """A context that answers questions, then a region in which each question is asked once.
 
-    A question of w tokens takes a slot of w + 1 positions; the slots follow each other from the end of the context on.
-    Questions take theirs without replacement, slot i = 1, 2, ... with probability proportional to a i^(a-1), and are
-    labelled at their last token. All other positions hold filler: uniform random tokens of the whole vocabulary, or 0.
+    A question of w tokens takes a slot of w + 1 positions; slots follow each other from the end of the context on.
+    Questions draw their slots without replacement, slot i = 1, 2, ... with probability proportional to a i^(a-1), and
+    have the label at their last token. All other positions hold filler: uniform random tokens of the whole vocabulary,
+    or 0.
 
-    The distribution of the slots and the filler: Arora, Eyuboglu et al., arXiv 2312.04927.
+    The distribution of slots and filler is that of Arora, Eyuboglu et al., arXiv 2312.04927.
     """
 
     vocab_size: int
@@ -28,7 +29,7 @@ class LookUp(Task):
     random_non_queries: bool
 
     def _keep_shape(self, vocab_size: int, seq_len: int, power_a: float, random_non_queries: bool) -> None:
-        """Check and keep the options that all tasks of the family have."""
+        """Check and store the options that all tasks of the family share."""
         self.vocab_size = self._whole("vocab_size", vocab_size, 1)
         self.seq_len = self._whole("seq_len", seq_len, 1)
         self.power_a = float(power_a)
@@ -53,7 +54,7 @@ class LookUp(Task):
         counts: np.ndarray | None = None,
         fewest: int | None = None,
     ) -> Arrays:
-        """Place the questions, fill the rest.
+        """Place the questions after the context, and fill the remaining positions.
 
         Args:
             rng: source of randomness.
@@ -61,8 +62,8 @@ class LookUp(Task):
             questions: tokens (n, n_questions, width).
             answers: labels (n, n_questions).
             given: positions of the answers in the context; broadcast to (n, n_questions), as are `facts`.
-            facts: further facts of each question.
-            counts: questions of each example (n,), at least 1, with a context of their size; default: all.
+            facts: additional facts of each question.
+            counts: number of questions of each example (n,), at least 1, which also shortens the context; default: all.
             fewest: lower bound of `counts`.
 
         Returns:
@@ -82,7 +83,7 @@ class LookUp(Task):
             name: np.broadcast_to(fact, asked.shape) for name, fact in {"distance": asked - given, **facts}.items()
         }
         if counts is not None:
-            # A surplus question repeats the first one: it is written over it and changes nothing.
+            # A surplus question becomes a copy of the first one, at the same position, and so changes nothing.
             place = np.arange(n_questions)
             place = np.where(place < counts[:, None], place, 0)
             asked, answers = np.take_along_axis(asked, place, axis=1), np.take_along_axis(answers, place, axis=1)

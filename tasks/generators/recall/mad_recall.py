@@ -1,4 +1,4 @@
-"""Base of MAD's three recall tasks: training labels every next token, scoring those that can be known."""
+"""Base class of MAD's three recall tasks: training labels every next token, tests only predictable ones."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from tasks.spec import IGNORED, TaskSpec
 
 
 class MadRecall(EveryToken):
-    """A sequence of keys, each followed by its value, in which keys come back.
+    """A sequence of keys, each followed by its value, in which keys repeat.
 
-    An answer is a token of the value of a key that the sequence has shown before; the last pair repeats an earlier one,
-    so that each example has an answer, labelled at the position before it. train_targets = "every_token" is as
-    published.
+    An answer is a token of the value of a key that occurred before; its label is at the position before it. The last
+    pair repeats an earlier one, so that each example has an answer. train_targets = "every_token" is as published.
 
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures", arXiv 2403.17844 (MAD).
     """
@@ -30,16 +29,16 @@ class MadRecall(EveryToken):
     seq_len: int
 
     def _spec(self, n_values: int) -> TaskSpec:
-        """Return the spec in which each answer is one of `n_values` tokens, all equally likely."""
+        """Return the spec with `n_values` equally likely answers."""
         return TaskSpec.tokens(self.seq_len, self.vocab_size, chance=1 / n_values, facts=("distance",))
 
     def _labelled(self, tokens: np.ndarray, answers: np.ndarray, distance: np.ndarray) -> Arrays:
-        """Return the examples: inputs, and at each position as a label the token after it.
+        """Return the examples, with next tokens as labels.
 
         Args:
             tokens: (n, seq_len), or (n, seq_len + 1) if the last one is only a label.
-            answers: which tokens could be known; bool, shape of `tokens`.
-            distance: from the position before an answer back to its last occurrence; shape of `tokens`.
+            answers: whether each token is predictable; bool, in the shape of `tokens`.
+            distance: distance from the position before an answer to its last occurrence; in the shape of `tokens`.
         """
         inputs = np.ascontiguousarray(tokens[:, : self.seq_len])
         labels = np.full(inputs.shape, IGNORED, dtype=np.int64)
@@ -59,14 +58,15 @@ def draw_pairs(
     n_noise: int = 0,
     frac_noise: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return pairs of one token each; keys are 0 ... n_keys - 1, values follow, then noise.
+    """Draw pairs of a key and a value token; keys are 0 ... n_keys - 1, then come values, then noise tokens.
 
     Every key has one value per sequence, drawn with replacement. Keys are drawn with replacement, the last one from
-    those shown before it. A pair that is noise is two noise tokens; one pair chosen uniformly and the last never are.
+    the keys that occurred before it. A noise pair is two noise tokens; one pair drawn uniformly and the last one are
+    never noise.
 
     Returns:
-        Tokens (n, 2 n_pairs); which are answers; from the position before each answer back to the last occurrence of
-        its value, -1 elsewhere. All have one shape.
+        Tokens, whether each is an answer, and the distance from the position before each answer to the last occurrence
+        of its value, else -1; all (n, 2 n_pairs).
     """
     keys = rng.integers(n_keys, size=(n, n_pairs))
     value_of = n_keys + rng.integers(n_values, size=(n, n_keys))
@@ -74,7 +74,7 @@ def draw_pairs(
     if frac_noise > 0:
         noisy[:, :-1] = rng.random((n, n_pairs - 1)) < frac_noise
         noisy[np.arange(n), rng.integers(n_pairs - 1, size=n)] = False
-    # A noise pair counts as a key of its own, met only there.
+    # A noise pair counts as a unique key.
     met = np.where(noisy, n_keys + np.arange(n_pairs), keys)
     shown = np.zeros((n, n_keys + n_pairs), dtype=bool)
     np.put_along_axis(shown, met[:, :-1], True, axis=1)

@@ -1,4 +1,4 @@
-"""Multi-query associative recall."""
+"""MQAR: multi-query associative recall."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from tasks.spec import TaskSpec
 
 
 class MQAR(LookUp):
-    """Multi-query associative recall: a list of key-value pairs, then a question for the value of each key.
+    """Multi-query associative recall: read key-value pairs, then recall the value of each queried key.
 
     Definition, with V = vocab_size, L = seq_len, K = n_pairs: keys are drawn from 1 ... V/2 - 1 and values from
     V/2 ... V - 1, both without replacement. The context is the interleaved pairs, 2K tokens. After it come (L - 2K)/2
-    slots, at every second position; each key is placed in one of them, drawn without replacement with probability
-    proportional to a i^(a-1) for slot i = 1, 2, ... (a = power_a), in the order of the pairs. The label where a key is
-    asked for is its value. All other positions are unlabelled. After the context they hold uniform random tokens of the
-    whole vocabulary (or 0), including keys: a key may also occur in the filler.
+    slots, at every second position. Each key draws a slot without replacement, in the order of the pairs, with
+    probability proportional to a i^(a-1) for slot i = 1, 2, ... (a = power_a). The label at a queried key is its value;
+    other positions have no label. After the context they hold uniform random tokens of the whole vocabulary (or 0),
+    so a key may also occur in the filler.
 
     Source: Arora, Eyuboglu et al., "Zoology: Measuring and Improving Recall in Efficient Language Models",
     arXiv 2312.04927; the defaults are its basic shape.
 
     To measure recall against the size of the state, Arora et al., "Simple linear attention language models balance the
-    recall-throughput tradeoff", arXiv 2402.18668, train on five shapes at once and test at L/4 pairs up to L = 1,024:
-    a mixture, `configs/task/published/mqar-tradeoff.yaml`. Within one length `min_pairs` varies the number of pairs.
+    recall-throughput tradeoff", arXiv 2402.18668, train on five shapes at once and test at L/4 pairs up to L = 1,024.
+    That is a mixture, `configs/task/published/mqar-tradeoff.yaml`. `min_pairs` varies the pairs at a single length.
 
     `distance` counts from a query back to its value in the context, `pairs` is the example's number of pairs.
 
-    Prediction: Attention solves it at any width that tells the keys apart; a mixer of fixed state fails once the pairs
-    are more than its state can hold, and the delta rule holds more pairs in the same state than decay without it.
+    Prediction: Attention solves it at any width that distinguishes the keys. A mixer with a fixed state fails once the
+    pairs exceed its capacity; the delta rule stores more pairs in the same state than decay alone.
 
         >>> task = MQAR(vocab_size=20, seq_len=12, n_pairs=2, random_non_queries=False)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -40,12 +40,12 @@ class MQAR(LookUp):
         -100 -100 -100 -100   12 -100   15 -100 -100 -100 -100 -100
 
     Args:
-        vocab_size: tokens; keys are the lower half but 0, values the upper half. Greater than seq_len.
+        vocab_size: number of tokens, greater than seq_len; keys are the lower half except 0, values the upper half.
         seq_len: length of a sequence, even.
-        n_pairs: key-value pairs; four positions are needed for each. None: as many as fit, also at other lengths.
-        power_a: exponent a of the queries' positions; small puts them near the context, 1 spreads them evenly.
+        n_pairs: number of key-value pairs; each needs four positions. None: the largest number, at any length.
+        power_a: exponent a of the queries' positions; small values put them near the context, 1 spreads them evenly.
         random_non_queries: fill with random tokens (as published) instead of token 0.
-        min_pairs: if given, each example's number of pairs is drawn uniformly from min_pairs ... n_pairs.
+        min_pairs: if given, draw each example's number of pairs uniformly from min_pairs ... n_pairs.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class MQAR(LookUp):
 
     @property
     def most_pairs(self) -> int:
-        """The number of pairs, or its largest value if it is drawn."""
+        """The number of pairs, or its maximum if the number is drawn."""
         return self.seq_len // 4 if self.n_pairs is None else self.n_pairs
 
     @property
@@ -76,8 +76,8 @@ class MQAR(LookUp):
         return self._spec(n_values, self.most_pairs if self.min_pairs is None else None, "pairs")
 
     def guess_among_read(self) -> float:
-        # Each pair is asked for once, so the mean over queries is one over the mean number of pairs. Filler, which is
-        # read too, can only make it harder.
+        # Each pair is queried once, so the mean over queries is one over the mean number of pairs. Filler, which is
+        # also read, can only lower this accuracy.
         return 2 / (self.most_pairs + (self.min_pairs or self.most_pairs))
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:

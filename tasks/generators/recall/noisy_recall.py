@@ -1,4 +1,4 @@
-"""MAD's noisy in-context recall."""
+"""Noisy recall: MAD's in-context recall among pairs of noise tokens."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from tasks.spec import TaskSpec
 
 
 class NoisyRecall(MadRecall):
-    """In-context recall among pairs of noise tokens that have to be ignored.
+    """In-context recall among pairs of noise tokens, which must be ignored.
 
     Definition: as `in_context_recall`, with keys and values of a vocabulary of V' = vocab_size - noise_vocab_size
     tokens and noise tokens V' ... vocab_size - 1. Each pair is replaced by two uniform noise tokens with probability
-    frac_noise, except one pair chosen uniformly and the last pair. Training labels every position with its next token,
-    noise included, unless train_targets="answers"; validation and test label the keys that were shown before.
+    frac_noise, except one pair drawn uniformly and the last pair. Training labels every position with its next token,
+    noise included, unless train_targets="answers"; validation and test label the keys that occurred before.
 
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), arXiv 2403.17844, in the
     multi-query form of its benchmark.
 
-    Unlike there, the pair that is never noise comes before the last, so that every sequence shows a key to ask for; and
-    the last value is not cut off: it ends the sequence, unlabelled.
+    Unlike in MAD, the pair that is never noise comes before the last, so that every sequence has a key to query; and
+    the last value is not cut off: it ends the sequence, without a label.
 
     `distance` counts from a key back to its value's last occurrence.
 
-    Prediction: As in_context_recall for mixers that write selectively: gates and attention keep noise out; in a linear
-    time-invariant mixer noise overwrites what the state holds.
+    Prediction: As in_context_recall for mixers that write selectively, since gates and attention ignore noise. In a
+    linear time-invariant mixer, noise overwrites the state.
 
         >>> task = NoisyRecall(10, 12, noise_vocab_size=4, frac_noise=0.4, train_targets="answers")
         >>> example = task.sample(np.random.default_rng(3), 1)
@@ -38,9 +38,9 @@ class NoisyRecall(MadRecall):
         -100 -100 -100 -100 -100 -100    5 -100 -100 -100    5 -100
 
     Args:
-        vocab_size: tokens, noise included; of the others the lower half are keys, the upper half values.
+        vocab_size: number of tokens, noise included; the lower half of the others are keys, the upper half values.
         seq_len: length of a sequence, even.
-        noise_vocab_size: noise tokens.
+        noise_vocab_size: number of noise tokens.
         frac_noise: probability that a pair is noise, in [0, 1).
         train_targets: labels of training, "every_token" (as published) or "answers".
     """

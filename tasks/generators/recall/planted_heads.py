@@ -1,4 +1,4 @@
-"""Recall with k relations: regress one of k orthogonal maps of the value of a queried key."""
+"""Planted heads: recall with k relations, each an orthogonal map of the value of the queried key."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tasks.spec import TaskSpec
 
 
 class PlantedHeads(Task):
-    """Return R_r v, where v is the value of the queried key and r the queried relation.
+    """Regress R_r v, where v is the value of the queried key and R_r the map of the queried relation r.
 
-    Channels of the inputs: d_value for a value, n_keys for a one-hot key, k for a one-hot relation, one for BOS. The
+    The input channels are d_value for a value, n_keys for a one-hot key, k for a one-hot relation, and one for BOS. The
     sequence is BOS, pairs of a key and a value v ~ N(0, I), all keys different, and a query of one of these keys and a
     relation. The label at the query is R_r v.
 
     The maps R_1 ... R_k are orthogonal, and orthogonal to one another as vectors: R_r = U S^r V with orthogonal U, V
-    drawn from map_seed and S the cyclic shift. So the operators of the task span k dimensions, each of them equally
-    strong. A layer of H heads, y = sum_h a_h M_h v, whose weights a_h do not depend on v, has a relative squared error
-    of at least 1 - H/k (Eckart-Young): `floors` gives it as `floor_at_heads`. Non-negative weights attain it, if head h
-    serves relation h. Predicting zero has relative squared error 1.
+    drawn from map_seed and S the cyclic shift. So the operators of the task span k dimensions, all equally strong. A
+    layer of H heads, y = sum_h a_h M_h v, whose weights a_h do not depend on v, has a relative squared error of at
+    least 1 - H/k (Eckart-Young); `floors` returns this bound as `floor_at_heads`. Non-negative weights attain it, if
+    head h serves relation h. Predicting zero has relative squared error 1.
 
     Source: the head-count theorem of Ghodsi, arXiv 2512.15115, for recall; the task is this project's.
 
-    Prediction: Attention with H heads ends at 1 - H/k. It ends lower only if its weights depend on v and fall on
-    positions with a constant value, which makes a hidden layer of the head.
+    Prediction: The error of attention with H heads ends at 1 - H/k. It ends lower only if the weights depend on v and
+    fall on positions with a constant value, which turns the head into a hidden layer.
 
         >>> task = PlantedHeads(k=1, seq_len=3, n_keys=1, d_value=1)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -38,11 +38,11 @@ class PlantedHeads(Task):
         [  nan   nan -0.43]
 
     Args:
-        k: relations, the number of heads that is enough; at most d_value.
-        seq_len: positions: the pairs, the query, and BOS.
-        n_keys: keys; at least the pairs.
+        k: number of relations, which is the sufficient number of heads; at most d_value.
+        seq_len: length of a sequence: the pairs, the query, and BOS.
+        n_keys: number of keys, at least the number of pairs.
         d_value: channels of a value and of a label.
-        bos: whether the sequence begins with BOS; its channel is there in any case.
+        bos: whether the sequence begins with BOS; its channel exists in either case.
         map_seed: seed of the maps, which are the same for all splits and data seeds.
     """
 
@@ -75,7 +75,7 @@ class PlantedHeads(Task):
         return np.stack([np.roll(u, r, axis=1) @ v for r in range(self.k)])
 
     def floors(self) -> dict[str, float | dict[str, float]]:
-        """`floor_at_heads` H: the relative squared error of the best H maps, for H from 1 to k, where it is zero."""
+        """Return `floor_at_heads` H, the least relative squared error with H heads, for H = 1 ... k; it is 0 at k."""
         return {"floor_at_heads": {str(heads): 1 - heads / self.k for heads in range(1, self.k + 1)}}
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:

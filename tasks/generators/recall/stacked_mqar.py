@@ -1,4 +1,4 @@
-"""Associative recall where a key and its value share one vector."""
+"""Stacked MQAR: associative recall in which a key and its value share one vector."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class StackedMQAR(Task):
 
     Definition, with m = n_symbols, P = n_passes and K = seq_len / (P + 1) pairs: K of m keys and K of m values are
     drawn without replacement and paired at random. The pairs are read P times, each time in another random order, one
-    vector for each: the key's d_key channels, then the value's. Then every key is asked for once, in random order, its
-    channels followed by zeros; the label there is the number of its value. The vectors of keys and values are
-    standard normal, drawn once from `vector_seed`: the same in all splits, as an embedding would be.
+    vector per pair: the key's d_key channels, then the value's. Then every key is queried once, in random order, as its
+    channels followed by zeros; the label there is the number of its value. The vectors of keys and values are standard
+    normal, drawn once from `vector_seed` and the same in all splits, like an embedding.
 
-    In `mqar` a value follows its key, and a mixer must first bring the two to one position (by a shift, a short
+    In `mqar` a value follows its key, and a mixer must first move the two to one position (by a shift, a short
     convolution or a layer of attention). Here nothing has to be shifted: the task measures only the memory.
 
-    Source: `continuous_mqar` of HazyResearch/zoology, zoology/data/stacked_mqar.py, with a pairing of its own for each
-    sequence (per_sequence_mapping), after Arora, Eyuboglu et al., "Zoology", arXiv 2312.04927. Its vectors come from
-    the caller.
+    Source: `continuous_mqar` of HazyResearch/zoology, zoology/data/stacked_mqar.py, with a new pairing for each
+    sequence (per_sequence_mapping), after Arora, Eyuboglu et al., "Zoology", arXiv 2312.04927. There the caller
+    supplies the vectors.
 
     `distance` counts from a query back to its pair in the last pass.
 
-    Prediction: One layer is enough, without a short convolution: attention recalls any number of pairs, linear
-    attention about as many as its keys have channels, and the delta rule more pairs in the same state.
+    Prediction: One layer suffices, without a short convolution. Attention recalls any number of pairs, linear attention
+    about one per channel of its keys, and the delta rule more pairs in the same state.
 
         >>> task = StackedMQAR(seq_len=4, n_symbols=4, d_key=2)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -47,7 +47,7 @@ class StackedMQAR(Task):
         seq_len: length of a sequence, a multiple of n_passes + 1.
         n_symbols: number of keys, and of values; at least the number of pairs.
         d_key: channels of a key, and of a value.
-        n_passes: how often the pairs are read.
+        n_passes: number of passes over the pairs.
         vector_seed: seed of the vectors of keys and values.
     """
 
@@ -64,7 +64,7 @@ class StackedMQAR(Task):
 
     @property
     def n_pairs(self) -> int:
-        """Pairs in a sequence."""
+        """Number of pairs in a sequence."""
         return self.seq_len // (self.n_passes + 1)
 
     @property
@@ -88,7 +88,7 @@ class StackedMQAR(Task):
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         keys, values = (distinct(rng, n, self.n_symbols, self.n_pairs) for _ in range(2))
-        # (n, seq_len): which pair is at which position; the questions are one pass more.
+        # The pair at each position, (n, seq_len); the queries are one more pass.
         orders = [shuffled(rng, n, self.n_pairs) for _ in range(self.n_passes + 1)]
         pair = np.concatenate(orders, axis=1)
         listed = self.seq_len - self.n_pairs

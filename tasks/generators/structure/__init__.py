@@ -1,1 +1,1 @@
-"""Read a tree or a picture: expressions, sentences of a grammar, dashed paths."""
+"""Structure: trees, graphs and pictures, such as expressions, sentences of a grammar, dashed paths."""

@@ -1,4 +1,4 @@
-"""The ancestors of a node of a graph, listed in topological order."""
+"""Brevo: list the ancestors of a node of a graph in topological order."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from tasks.generators.draws import distinct, one_of, weighted_distinct
 from tasks.spec import IGNORED, TaskSpec
 
 MOST_EDGES = 4
-"""Most parents and most children of a node."""
+"""Maximum number of parents and of children of a node."""
 
 
 class Brevo(Task):
     """List a node and all its ancestors in a graph, each node after its parents.
 
-    Definition, with V = n_names and K = seq_len // 9 + 2 nodes at most: the number n of nodes is drawn from 3 ... K
+    Definition, with V = n_names and at most K = seq_len // 9 + 2 nodes: the number n of nodes is drawn from 3 ... K
     with probability proportional to 1 / (n + sqrt(K)). Their names are different numbers drawn from 0 ... V - 1. The
-    first l nodes have no parents, l uniform in 1 ... (n - 1) // 4 + 1. Each later node has parents among the nodes
-    before it that have fewer than 4 children; their number is uniform in 1 ... 4, or 1 ... the number of such nodes if
-    it is smaller. The question is the last node. It and its ancestors are taken from the end of the order to its
-    beginning: each step takes one uniformly among those whose children in this set have all been taken.
+    first l nodes have no parents, l uniform in 1 ... (n - 1) // 4 + 1. Each later node draws parents among the earlier
+    nodes with fewer than 4 children; their number is uniform in 1 ... 4, or in 1 ... the number of such nodes if that
+    is smaller. The last node is the queried one. It and its ancestors are ordered from the last to the first: each step
+    takes one uniformly among those whose children in this set have all been taken.
 
-    Tokens 0 ... V - 1 are the names, then come ?, = and a blank. A sequence holds the edges in random order, each a
-    parent and its child; then ?, the node of the question, =, and the ordered nodes without the last one, which is the
-    node of the question. Blanks fill the sequence from the left.
+    Tokens 0 ... V - 1 are the names, then come ?, = and a blank. A sequence has the edges in random order, each a
+    parent and its child; then ?, the queried node, =, and the ordered nodes without the last one, which is the queried
+    node. Blanks fill the sequence from the left.
 
-    In training, the labels at = and at each node behind it are the next node. Usually several nodes could come next.
-    Validation and test label only the positions where one node can: it alone has all its parents listed. They leave out
-    the last position, where the node of the question must follow. So every label that is scored is certain.
+    In training, the labels at = and at each node after it are the next node. Usually several nodes could come next.
+    Validation and test label only positions with a single choice, where just one unlisted node has all its parents
+    listed. They also leave out the last position, where the queried node must follow. So every scored label is certain.
 
     Source: Brevo of Allen-Zhu, "Physics of Language Models: Part 4.1, Architecture Design and the Magic of Canon
     Layers", SSRN 5240330, with V = K = 70, 90 and 110, tested at n = K; facebookresearch/PhysicsLM4, commit 7580696,
-    data-synthetic-pretrain/Brevo/brevo.py. Graphs, orders and training labels follow its distribution; there a token
-    for the end follows, and Brevo2 spells names with several tokens.
+    data-synthetic-pretrain/Brevo/brevo.py. Graphs, orders and training labels follow its distribution. The source adds
+    an end token, and its Brevo2 spells names with several tokens.
 
-    Reported: The authors report the share of graphs for which the list that the model writes is a valid one, in any
-    order; `sequence_accuracy` is the share with all certain nodes right, each given the list before it.
+    Reported: The authors report the share of graphs for which the model writes a valid list, in any order;
+    `sequence_accuracy` is the share with all certain nodes right, each given the list before it.
 
-    `depth` is the smallest number of edges from the node of the question to a node without parents, `size` the number
-    of nodes in the list, `place` the place of the label in the list, from 1.
+    `depth` is the smallest number of edges from the queried node to a node without parents, `size` the number of nodes
+    in the list, `place` the position of the label in the list, from 1.
 
-    Prediction: The first node has to be known before anything is written. A layer can pass from nodes to their parents,
-    so accuracy at place 1 falls with depth in shallow models. For each later node the model reads the edges again; a
-    mixer of fixed state must have kept all edges, because the question comes after them.
+    Prediction: The first node must be known before anything is written. A layer can step from nodes to their parents,
+    so accuracy at place 1 falls with depth in shallow models. For each later node the model reads the edges again. A
+    mixer with a fixed state must store all edges, because the question comes after them.
 
         >>> task = Brevo(seq_len=20, n_names=6)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -56,8 +56,8 @@ class Brevo(Task):
         -100 -100 -100 -100 -100 -100 -100 -100 -100 -100 -100 -100 -100 -100 -100 -100 -100    3    1 -100
 
     Args:
-        seq_len: length of a sequence; 9 more positions allow for one more node.
-        n_names: names that a node may have, at least as many as nodes.
+        seq_len: length of a sequence; 9 more positions allow one more node.
+        n_names: number of possible names, at least the maximum number of nodes.
     """
 
     _training = False
@@ -69,7 +69,7 @@ class Brevo(Task):
 
     @property
     def max_nodes(self) -> int:
-        """The most nodes of a graph, whose edges and answer always fit."""
+        """Maximum number of nodes of a graph, such that its edges and answer always fit."""
         return self.seq_len // 9 + 2
 
     @property
@@ -79,7 +79,7 @@ class Brevo(Task):
         )
 
     def of_split(self, split: str) -> Self:
-        """Return the task with the labels of training, or with those that are certain."""
+        """Return the task with the labels of training, or with only the certain labels."""
         task = copy.copy(self)
         task._training = split == "train"
         return task
@@ -88,12 +88,12 @@ class Brevo(Task):
         return str(token) if token < self.n_names else "?=_"[token - self.n_names]
 
     def guess_among_read(self) -> float:
-        """Return the accuracy of naming a node that has not been listed, over 2,000 sequences."""
+        """Return the accuracy of guessing among the nodes not listed yet, over 2,000 sequences."""
         drawn = self.of_split("test").sample(np.random.default_rng(0), 2_000)
         row, at = np.nonzero(drawn["labels"] != IGNORED)
         known = np.zeros((len(drawn["inputs"]), self.n_names + 3), dtype=bool)
         np.put_along_axis(known, drawn["inputs"], True, axis=1)
-        # All that was read but the question and the place - 1 nodes before it.
+        # All nodes that were read, except the queried one and the place - 1 listed before.
         return float((1 / (known[:, : self.n_names].sum(axis=1)[row] - drawn["place"][row, at])).mean())
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
@@ -103,13 +103,13 @@ class Brevo(Task):
         names = distinct(rng, n, v, most)
 
         row, child, parent = np.nonzero(edges)
-        # Row by row in random order; the row is the whole part of the key.
+        # Shuffle the edges of each row: the integer part of the sort key is the row.
         order = np.argsort(row + rng.random(len(row)))
         written = np.stack([parent, child], axis=1)[order]
         n_edges = edges.sum(axis=(1, 2))
         begin = self.seq_len - 2 * n_edges - 2 - size
         place = np.arange(self.seq_len)
-        answers = self.seq_len - size[:, None] + np.arange(most)  # where each of the ordered nodes is the label
+        answers = self.seq_len - size[:, None] + np.arange(most)  # positions of the ordered nodes as labels
 
         inputs = np.full((n, self.seq_len), v + 2)
         is_edge = (place >= begin[:, None]) & (place < (begin + 2 * n_edges)[:, None])
@@ -133,7 +133,7 @@ class Brevo(Task):
         return {"inputs": inputs, "labels": labels, **facts}
 
     def _graphs(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return which nodes are parents, bool (n, child, parent), and the node that is asked about, (n,)."""
+        """Return the edges, bool (n, child, parent), and the queried node, (n,)."""
         sizes = np.arange(3, self.max_nodes + 1)
         weights = 1 / (sizes + np.sqrt(self.max_nodes))
         n_nodes = rng.choice(sizes, size=n, p=weights / weights.sum())
@@ -154,7 +154,7 @@ class Brevo(Task):
     def _orders(
         self, rng: np.random.Generator, edges: np.ndarray, asked: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the nodes in order (n, max_nodes), how many are in it (n,), and the depth of the last one (n,)."""
+        """Return the ordered nodes (n, max_nodes), their number (n,), and the depth of the last one (n,)."""
         n, most = len(edges), self.max_nodes
         rows = np.arange(n)
         needed = np.zeros((n, most), dtype=bool)
@@ -178,7 +178,7 @@ class Brevo(Task):
         return backwards, size, depths[rows, asked]
 
     def _choices(self, edges: np.ndarray, ordered: np.ndarray, size: np.ndarray) -> np.ndarray:
-        """Return how many nodes could come at each place of the order, (n, max_nodes)."""
+        """Return the number of nodes that could come at each place of the order, (n, max_nodes)."""
         rows, most = np.arange(len(edges)), self.max_nodes
         left = np.zeros(ordered.shape, dtype=bool)
         row, at = np.nonzero(np.arange(most) < size[:, None])

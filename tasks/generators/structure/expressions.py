@@ -1,4 +1,4 @@
-"""ListOps' expressions as trees, many at once and level by level: no loop over examples or nodes."""
+"""Expressions of ListOps as trees, drawn and evaluated level by level without loops over examples or nodes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 WORDS = (*map(str, range(10)), *OPERATORS, "]", "")
-"""The tokens by number; the last fills the positions before an expression."""
+"""Texts of the tokens, by number; the last token fills the positions before an expression."""
 
 CLOSE, BLANK = 14, 15
 NESTED = 4
-"""One argument in 4 has an operator of its own, as published."""
+"""One argument in 4 is a nested expression, as published."""
 
 BLOCK = 1024
-"""Expressions that are drawn at once; those of other lengths are discarded."""
+"""Number of expressions to draw at once; those of other lengths are discarded."""
 
 COUNTED = 4096
-"""Expressions whose values are counted for the chance level."""
+"""Number of expressions over which to count values for the chance level."""
 
 
 @dataclass
@@ -29,8 +29,8 @@ class Level:
 
     Attributes:
         tree: number of each node's tree, int64 (nodes,), ascending.
-        digits: value of each node that is a digit; of the others to be computed. int64 (nodes,).
-        nested: which nodes have an operator, bool (nodes,); the next level holds their arguments, one after the other.
+        digits: value of each node that is a digit, int64 (nodes,); arbitrary for nested nodes.
+        nested: whether each node has an operator, bool (nodes,); the next level has their arguments, in order.
         operators: operator of each nested node, 0 ... 3 as in `OPERATORS`, int64.
         n_args: number of arguments of each nested node, int64.
     """
@@ -42,7 +42,7 @@ class Level:
     n_args: np.ndarray
 
     def of_trees(self, kept: np.ndarray) -> Level:
-        """Return the nodes of the trees that are `kept`, bool (trees,), which are numbered anew."""
+        """Return the nodes of the trees that are `kept`, bool (trees,), and renumber these trees."""
         here = kept[self.tree]
         there = here[self.nested]
         number = np.cumsum(kept) - 1
@@ -57,11 +57,11 @@ class Level:
 
 
 class Trees:
-    """Expressions whose outermost part is an operator.
+    """Expressions that are not a single digit.
 
     Attributes:
-        levels: their nodes, from the outermost on.
-        lengths: tokens of each, int64 (trees,).
+        levels: their nodes, from the outermost level on.
+        lengths: number of tokens of each, int64 (trees,).
     """
 
     def __init__(self, levels: list[Level], lengths: np.ndarray) -> None:
@@ -69,7 +69,7 @@ class Trees:
 
     @classmethod
     def drawn(cls, rng: np.random.Generator, n_trees: int, too_long: int, max_depth: int, max_args: int) -> Trees:
-        """Draw expressions as defined, but cut off those of length `too_long` or more: discard them."""
+        """Draw expressions as defined; those of `too_long` tokens or more are truncated and must be discarded."""
         levels: list[Level] = []
         tree, lengths = np.arange(n_trees), np.zeros(n_trees, dtype=np.int64)
         for depth in range(1, max_depth + 1):
@@ -107,7 +107,7 @@ class Trees:
 
     def write(self, rows: np.ndarray) -> None:
         """Write the tokens of tree t to the end of row t of an int64 array (trees, seq_len), in place."""
-        sizes: list[np.ndarray] = []  # tokens of each node, from the deepest level up
+        sizes: list[np.ndarray] = []  # number of tokens of each node, from the deepest level up
         for level in reversed(self.levels):
             size = np.ones(len(level.tree), dtype=np.int64)
             if len(level.n_args):
@@ -120,12 +120,12 @@ class Trees:
             rows[level.tree, start] = token
             rows[level.tree[level.nested], (start + size)[level.nested] - 1] = CLOSE
             if below is not None:
-                before = np.cumsum(below) - below  # tokens of the nodes in front, in the whole level
+                before = np.cumsum(below) - below  # number of tokens of all earlier nodes of the level
                 start = np.repeat(start[level.nested] + 1 - before[level.first_args], level.n_args) + before
 
 
 def applied(operators: np.ndarray, values: np.ndarray, first: np.ndarray, n_args: np.ndarray) -> np.ndarray:
-    """Return each operator's result on `n_args` values from `first` on; the arguments fill `values` without a gap."""
+    """Return each operator's result on its `n_args` values from index `first` on; `values` has no other entries."""
     owner = np.repeat(np.arange(len(n_args)), n_args)
     ordered = np.sort(10 * owner + values) % 10
     low, high = ordered[first + (n_args - 1) // 2], ordered[first + n_args // 2]
@@ -136,7 +136,7 @@ def applied(operators: np.ndarray, values: np.ndarray, first: np.ndarray, n_args
 def kept_trees(
     rng: np.random.Generator, min_length: int, max_length: int, max_depth: int, max_args: int, n: int
 ) -> Iterator[Trees]:
-    """Yield, in parts, `n` expressions whose lengths lie between the bounds."""
+    """Yield, in parts, `n` expressions whose lengths lie strictly between the bounds."""
     while n > 0:
         trees = Trees.drawn(rng, BLOCK, max_length, max_depth, max_args)
         lengths = trees.lengths
@@ -149,19 +149,19 @@ def kept_trees(
 
 @cache
 def majority_share(min_length: int, max_length: int, max_depth: int, max_args: int) -> float:
-    """Return the share of the commonest value, counted."""
+    """Return the share of the most common value among `COUNTED` expressions."""
     parts = kept_trees(np.random.default_rng(0), min_length, max_length, max_depth, max_args, COUNTED)
     return float(np.bincount(np.concatenate([trees.values() for trees in parts])).max() / COUNTED)
 
 
 @cache
 def length_share(min_length: int, max_length: int, max_depth: int, max_args: int) -> float:
-    """Return the probability that the length of an expression that is no digit lies strictly between the bounds.
+    """Return the probability that the length of an expression, not a single digit, lies strictly between the bounds.
 
-    Computed by generating functions: coefficient l of a polynomial is the probability of length l, and the polynomials
-    of arguments multiply.
+    Uses generating functions: coefficient l of a polynomial is the probability of length l, and the polynomials of
+    arguments multiply.
     """
-    n = 1 << (2 * max_length).bit_length()  # of the transform: lengths up to max_length do not wrap around
+    n = 1 << (2 * max_length).bit_length()  # size of the transform: lengths up to max_length do not wrap around
 
     def times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         product = np.fft.irfft(np.fft.rfft(a, n) * np.fft.rfft(b, n), n)
@@ -171,7 +171,7 @@ def length_share(min_length: int, max_length: int, max_depth: int, max_args: int
     digit[1] = 1
     argument = nested = digit
     for _ in range(max_depth - 1):
-        # The mean of argument^2 ... argument^max_args, as Horner's scheme has it.
+        # The mean of argument^2 ... argument^max_args by Horner's scheme.
         powers = np.zeros(max_length)
         for _ in range(max_args - 1):
             powers = times(powers, argument) + argument

@@ -1,4 +1,4 @@
-"""Sentences of a context-free grammar whose next-token probabilities are known exactly."""
+"""Lano: predict sentences of a context-free grammar, whose next-token probabilities are known exactly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tasks.generators.occurrences import label_shares
 from tasks.spec import IGNORED, TaskSpec
 
 N_SYMBOLS = 3
-"""Symbols of a level, terminals included."""
+"""Number of symbols of each level, and of terminals."""
 
 GRAMMARS = {
     "cfg3f": """
@@ -33,23 +33,23 @@ GRAMMARS = {
         22 020 10, 12 001 20 011, 022 11 000 212
     """,
 }
-"""A line for each level, from the root: the rules of its symbols, each rule the symbols of the next level."""
+"""A line per level, from the root: the rules of each symbol, then a comma; a rule lists symbols of the next level."""
 
 FLOOR_POSITIONS = 1 << 14
-"""Positions over which the least perplexity is averaged."""
+"""Number of positions over which to average the least perplexity."""
 
 COUNTED_ROWS, COUNTED_POSITIONS = 4096, 1 << 18
-"""Most sequences, and most positions, in which tokens are counted."""
+"""Maximum numbers of sequences and positions in which to count tokens for the chance level."""
 
 
 class Lano(Task):
-    """Predict the next token of sentences that a context-free grammar wrote.
+    """Predict the next token of sentences from a context-free grammar.
 
-    Definition: The grammar has levels of three symbols, 0, 1 and 2; those below the last level are the terminals. A
-    symbol has three or four rules, each of two or three symbols of the next level. A sentence is the first symbol of
-    the level that is n_levels above the terminals, written out: each symbol is replaced by one of its rules, drawn
-    uniformly, until only terminals are left. A sequence is sentences, each after the token #, cut off at seq_len. The
-    label at each position but the last is the next token.
+    Definition: The grammar has levels of three symbols, 0, 1 and 2; the symbols below the last level are the terminals.
+    A symbol has three or four rules, each of two or three symbols of the next level. A sentence expands the first
+    symbol of the level that is n_levels above the terminals: each symbol is replaced by one of its rules, drawn
+    uniformly, until only terminals are left. A sequence consists of sentences, each after the token #, cut off at
+    seq_len. The label at each position except the last is the next token.
 
     `probabilities` gives the exact distribution of the next token at each position; it depends on the sentence so far.
     With I_s[i, j], the probability that symbol s writes tokens i ... j - 1, and O_s[i], the probability that the tokens
@@ -58,21 +58,21 @@ class Lano(Task):
         I_s = mean over the rules s -> abc of I_a I_b I_c,
         O_b gains O_s I_a / (number of rules of s) for each rule s -> abc,
 
-    and O_b[i] of the terminals b, beside the probability that the sentence ends at i, is in proportion to it. `floors`
-    gives the least perplexity, the least bits per token and the least share of errors, averaged over 16,384 positions
-    of such sequences. The bits per token above the floor are the Kullback-Leibler divergence from the grammar.
+    the distribution is proportional to O_b[i] for the terminals b, and to the probability that the sentence ends at i.
+    `floors` returns the least perplexity, the least bits per token and the least share of errors, averaged over 16,384
+    positions. The bits per token above the floor are the Kullback-Leibler divergence from the grammar.
 
     Source: Lano of Allen-Zhu, "Physics of Language Models: Part 4.1, Architecture Design and the Magic of Canon
     Layers", SSRN 5240330, and Allen-Zhu and Li, "Physics of Language Models: Part 1, Learning Hierarchical Language
     Structures", arXiv 2305.13673, where grammars have six or seven levels; facebookresearch/PhysicsLM4, commit 7580696,
     data-synthetic-pretrain/Lano-cfg, grammars cfg3f and cfg3k.
 
-    Reported: The authors report the share of sentences continued by the model that the grammar can write, and the
-    divergence between its distribution of the next token and the model's.
+    Reported: The authors report the share of the model's continuations that the grammar can produce, and the divergence
+    between the next-token distributions of grammar and model.
 
-    Prediction: Sentences are ambiguous token by token: the symbol of a level shows only once its parts are read, which
-    takes a stack of n_levels or, within a bounded length, look-ups at the boundaries of parts. Nearby tokens decide the
-    lower levels, so every mixer with a local view gains most of the bits; the rest separates the mixers.
+    Prediction: Tokens are locally ambiguous: a symbol of a level is known only once its parts are read. This takes a
+    stack of n_levels or, at bounded length, look-ups at the boundaries of parts. Nearby tokens determine the lower
+    levels, so every mixer with a local view gains most of the bits; the rest separates the mixers.
 
         >>> task = Lano(seq_len=16, n_levels=2)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -87,8 +87,8 @@ class Lano(Task):
 
     Args:
         seq_len: length of a sequence.
-        grammar: "cfg3f" of six levels or "cfg3k" of seven.
-        n_levels: levels of rules that a sentence uses, the last ones of the grammar.
+        grammar: "cfg3f" with six levels or "cfg3k" with seven.
+        n_levels: number of levels of rules that a sentence uses, the last ones of the grammar.
     """
 
     def __init__(self, seq_len: int = 128, grammar: str = "cfg3f", n_levels: int = 3) -> None:
@@ -101,7 +101,7 @@ class Lano(Task):
 
     @cached_property
     def _rules(self) -> list[list[list[list[int]]]]:
-        """The symbols of each rule of each symbol of each level; at the root of the first symbol alone."""
+        """Symbols by level, symbol and rule; the root level has only its first symbol."""
         lines = GRAMMARS[self.grammar].strip().splitlines()[-self.n_levels :]
         levels = [[[[*map(int, rule)] for rule in rules.split()] for rules in line.split(",")] for line in lines]
         return [levels[0][:1], *levels[1:]]
@@ -132,7 +132,7 @@ class Lano(Task):
         return label_shares(self, min(COUNTED_ROWS, max(1, COUNTED_POSITIONS // self.seq_len)))
 
     def floors(self) -> dict[str, float | dict[str, float]]:
-        """`floor`: the least perplexity; `floor_bits_per_token`; `floor_errors`: the least share of wrong guesses."""
+        """Return the least perplexity `floor`, `floor_bits_per_token`, and the least share of errors `floor_errors`."""
         rows = max(1, FLOOR_POSITIONS // self.seq_len)
         laws = self.probabilities(self.sample(np.random.default_rng(0), rows)["inputs"])[:, :-1]
         nats = -(laws * np.log(np.where(laws > 0, laws, 1))).sum(axis=2).mean()
@@ -146,10 +146,10 @@ class Lano(Task):
         lengths = [1] * N_SYMBOLS
         for level in reversed(self._rules):
             lengths = [min(sum(lengths[symbol] for symbol in rule) for rule in rules) for rules in level]
-        # As many sentences as are needed if all are of the least length.
+        # The number of sentences that fill a row even if all have the minimum length.
         per_row = -(-self.seq_len // (lengths[0] + 1))
         sentence, tokens = self._sentences(rng, n * per_row)
-        # Each sentence fills one position more than it has tokens: # stands before it.
+        # Each sentence takes one more position than it has tokens, because # precedes it.
         position = np.arange(len(tokens)) + sentence + 1
         size = np.bincount(sentence, minlength=n * per_row) + 1
         start = np.append(0, np.cumsum(size))[::per_row]
@@ -163,7 +163,7 @@ class Lano(Task):
         return {"inputs": inputs, "labels": labels}
 
     def _sentences(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the number of its sentence, ascending, and each token, of `n` sentences."""
+        """Draw `n` sentences; return the sentence index of each token, ascending, and the tokens."""
         sentence, symbols = np.arange(n), np.zeros(n, dtype=np.int64)
         for level in self._rules:
             n_rules = np.array([len(rules) for rules in level])
@@ -174,7 +174,7 @@ class Lano(Task):
         return sentence, symbols
 
     def probabilities(self, inputs: np.ndarray) -> np.ndarray:
-        """Return the exact distribution of the next token at each position, (n, seq_len, 4), the last of them #.
+        """Return the exact distribution of the next token at each position, (n, seq_len, 4); class 3 is #.
 
         Args:
             inputs: sequences of the task, (n, seq_len).
@@ -187,9 +187,9 @@ class Lano(Task):
         return laws
 
     def _law(self, sentence: np.ndarray) -> np.ndarray:
-        """Return the distribution of the next token after each beginning of a sentence, (tokens + 1, 4)."""
+        """Return the distribution of the next token after each prefix of a sentence, (tokens + 1, 4)."""
         size = len(sentence) + 1
-        # A factor of two per token, which the distributions do not see, keeps long sentences within floats.
+        # A factor of two per token cancels in the distributions, and avoids underflow for long sentences.
         inside = [np.array([np.diag(2.0 * (sentence == symbol), k=1) for symbol in range(N_SYMBOLS)])]
         for level in reversed(self._rules[1:]):
             below = inside[0]

@@ -1,4 +1,4 @@
-"""Nested lists of digits: what is the value of the expression?"""
+"""ListOps: evaluate a nested expression of list operations."""
 
 from __future__ import annotations
 
@@ -25,34 +25,35 @@ from tasks.generators.structure.expressions import (
 from tasks.spec import TaskSpec
 
 RAREST = 1e-4
-"""Least share of drawn expressions that must be of the length asked for."""
+"""Minimum share of expressions that must have a valid length, since the others are discarded."""
 
 FILES = {"train": "train", "validation": "val", "test": "test"}
-"""Words in the names of LRA's files."""
+"""The word for each split in the names of LRA's files."""
 
 
 class ListOps(Task):
-    """Compute the value, a digit, of a nested expression.
+    """Evaluate a nested expression to a digit.
 
     Definition: an expression is a digit, or an operator, two to max_args expressions and a closing bracket. Operators
-    are MIN, MAX, MED (the median, rounded down) and SM (the sum modulo 10). Each argument is an expression with an
-    operator of its own with probability 1/4, down to max_depth, else a digit; operators, digits and numbers of
-    arguments are uniform. Expressions of more than min_length and fewer than max_length tokens are kept. Tokens 0 ... 9
-    are the digits, 10 ... 13 the operators, each with its opening bracket, 14 closes, 15 is blank. Blanks come first,
-    so that the expression ends the sequence; the only label, at the last position, is its value. The chance level is
-    the share of the commonest value among 4,096 expressions.
+    are MIN, MAX, MED (the median, rounded down) and SM (the sum modulo 10). Each argument is a nested expression with
+    probability 1/4, down to max_depth, else a digit; operators, digits and numbers of arguments are uniform.
+    Expressions of more than min_length and fewer than max_length tokens are kept. Tokens 0 ... 9 are the digits,
+    10 ... 13 the operators, each with its opening bracket, 14 closes, 15 is blank. Blanks come first, so that the
+    expression ends the sequence; the only label, at the last position, is its value. The chance level is the share of
+    the most common value among 4,096 expressions.
 
-    With `tsv`, expressions come from files instead: a folder as LRA publishes it (basic_train.tsv, basic_val.tsv,
-    basic_test.tsv) or one file, which is divided 48 : 1 : 1. Columns are Source and Target; parentheses do not count.
+    With `tsv`, expressions come from files instead: a folder in LRA's format (basic_train.tsv, basic_val.tsv,
+    basic_test.tsv) or one file, which is divided 48 : 1 : 1. The columns are Source and Target; parentheses are
+    ignored.
 
-    At another length the bounds are scaled with it; expressions of files stay the same.
+    At another length the bounds scale with it; expressions from files stay the same.
 
     Source: Nangia and Bowman, "ListOps", arXiv 1804.06028, with the numbers of Tay et al., "Long Range Arena", arXiv
     2011.04006, whose expressions have 501 to 1,999 tokens; the published file has 96,000, 2,000 and 2,000 of them.
 
-    Prediction: An expression needs a stack; a fixed state holds one of bounded depth and attention of fixed depth
-    follows a few levels, so all get the shallow part right: S4 reaches 59.5 %, attention about 37 %, against some 17 %
-    by chance.
+    Prediction: An expression needs a stack. A fixed state can store a stack of bounded depth, and attention of fixed
+    depth follows a few levels, so all get the shallow part right: S4 reaches 59.5 %, attention about 37 %, chance about
+    17 %.
 
         >>> task = ListOps(seq_len=16, min_length=8, max_length=16, max_depth=3, max_args=4)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -63,11 +64,11 @@ class ListOps(Task):
 
     Args:
         seq_len: length of a sequence, including the blanks before the expression.
-        min_length: expressions have more tokens.
-        max_length: expressions have fewer tokens.
-        max_depth: greatest depth; a digit inside max_depth - 1 pairs of brackets has depth max_depth.
-        max_args: most arguments of an operator.
-        tsv: a file or a folder of files with expressions to read.
+        min_length: exclusive lower bound of the number of tokens in an expression.
+        max_length: exclusive upper bound of the number of tokens in an expression.
+        max_depth: maximum depth; a digit inside max_depth - 1 pairs of brackets has depth max_depth.
+        max_args: maximum number of arguments of an operator.
+        tsv: file, or folder of files, with expressions to read.
     """
 
     slow: ClassVar[bool] = True
@@ -88,7 +89,7 @@ class ListOps(Task):
         self.max_args = self._whole("max_args", max_args, 2)
         self.tsv = tsv
         if tsv is not None:
-            _ = self._files  # refuses files without expressions
+            _ = self._files  # raises for files without expressions
             return
         self._demand(self.max_length <= self.seq_len, "max_length must be <= seq_len")
         self._demand(
@@ -170,7 +171,7 @@ def listops_spec(seq_len: int, chance: float) -> TaskSpec:
 
 
 class ListedExpressions(FiniteTask):
-    """The expressions of a file that belong to one split.
+    """The expressions of one split, from a file.
 
     Args:
         seq_len: length of a sequence.
@@ -198,7 +199,7 @@ class ListedExpressions(FiniteTask):
 
 
 def read_tsv(path: Path) -> dict[str, tuple[list[bytes], np.ndarray]]:
-    """Return expressions and values of each split: of a folder's files, or of one file in three parts.
+    """Return expressions and values of each split, from the files of a folder or from one file in three parts.
 
     Raises:
         ValueError: a file is missing, or does not hold expressions.
@@ -207,13 +208,13 @@ def read_tsv(path: Path) -> dict[str, tuple[list[bytes], np.ndarray]]:
         expressions, values = read_expressions(path)
         parts = divide(len(values), {"validation": 0.02, "test": 0.02})
         if len(values) < len(parts):
-            raise ValueError(f"{path} holds {len(values)} expressions, too few for three splits")
+            raise ValueError(f"{path} has {len(values)} expressions, too few for three splits")
         return {split: (expressions[part], values[part]) for split, part in parts.items()}
     found = {}
     for split, word in FILES.items():
         files = sorted(path.glob(f"*{word}*.tsv"))
         if len(files) != 1:
-            raise ValueError(f"{path} must hold one file *{word}*.tsv, found {len(files)}")
+            raise ValueError(f"{path} must contain one file *{word}*.tsv, found {len(files)}")
         found[split] = read_expressions(files[0])
     return found
 
@@ -222,7 +223,7 @@ def read_expressions(file: Path) -> tuple[list[bytes], np.ndarray]:
     """Return the expressions and values in a TSV file with the columns Source and Target.
 
     Raises:
-        ValueError: it cannot be read, or a line is not an expression and a digit.
+        ValueError: the file cannot be read, or a line is not an expression and a digit.
     """
     header, *lines = b"".join(read_files(file).values()).rstrip(b"\n").replace(b"\r", b"").split(b"\n")
     if header != b"Source\tTarget":
@@ -232,13 +233,13 @@ def read_expressions(file: Path) -> tuple[list[bytes], np.ndarray]:
         source, _, target = line.partition(b"\t")
         for place, operator in enumerate(OPERATORS):
             source = source.replace(operator.encode(), bytes([10 + place]))
-        # Each word is a single byte now; translate makes it its token, and 255 if it is none.
+        # Each word is a single byte now; translate maps it to its token, or to 255 if it is invalid.
         expressions.append(source.translate(_TOKEN_OF_BYTE, b" ()"))
         if not expressions[-1] or 255 in expressions[-1] or target not in _DIGITS:
             raise ValueError(f"{file}, line {number} must be an expression of {' '.join(WORDS).strip()} and a digit")
         values.append(int(target))
     if not values:
-        raise ValueError(f"{file} holds no expressions")
+        raise ValueError(f"{file} contains no expressions")
     return expressions, np.array(values)
 
 

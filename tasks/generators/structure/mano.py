@@ -1,4 +1,4 @@
-"""Arithmetic in prefix notation, whose every step a model does by itself."""
+"""Mano: evaluate modular arithmetic in prefix notation without writing intermediate results."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ OPERATORS = "+-*"
 
 
 class Mano(Task):
-    """Compute an expression in prefix notation modulo m, without writing down what its parts are.
+    """Evaluate an expression in prefix notation modulo m, without writing intermediate results.
 
     Definition, with m = modulus and L = seq_len/2 - 1: the number l of operators is uniform in 1 ... L. An expression
-    with l operators is one of them, uniform among + - *, and two expressions, of which the first has k operators, k
-    uniform in 0 ... l - 1, and the second l - 1 - k; an expression without operators is a number, uniform in
-    0 ... m - 1. Tokens 0 ... m - 1 are the numbers, then come the operators, = and a blank. The expression ends before
-    the last position, which holds =, and blanks fill what is before it. The label is the value modulo m, at =.
+    with l operators is one operator, uniform among + - *, followed by two expressions. The first has k operators, k
+    uniform in 0 ... l - 1, the second l - 1 - k. An expression without operators is a number, uniform in 0 ... m - 1.
+    Tokens 0 ... m - 1 are the numbers, then come the operators, = and a blank. The last position holds =, the
+    expression ends before it, and blanks fill the beginning. The label is the value modulo m, at =.
 
     Source: Mano of Allen-Zhu, "Physics of Language Models: Part 4.1, Architecture Design and the Magic of Canon
-    Layers", SSRN 5240330, modulo 23 with L = 10, 13 and 16, tested at l = L; as in facebookresearch/PhysicsLM4,
-    commit 7580696, data-synthetic-pretrain/Mano/mano.py, where several expressions make one text, each after a token
-    for its length, and every operator has two names.
+    Layers", SSRN 5240330, modulo 23 with L = 10, 13 and 16, tested at l = L; facebookresearch/PhysicsLM4, commit
+    7580696, data-synthetic-pretrain/Mano/mano.py. In the source a text has several expressions, each after a token for
+    its length, and every operator has two names.
 
     `operators` is l.
 
-    Prediction: Values of parts must wait until the parts after them are known, which a stack does. As depth grows, each
-    layer can join the pairs that the layers below it finished: accuracy falls with l, later in deeper models. A decay
-    in (0, 1) does not compute modulo m; the tables of products and sums are learned by heart in the channel mixers.
+    Prediction: The value of a part must be stored until the next part is known, which a stack does. With depth, each
+    layer can join the pairs that the layers below finished: accuracy falls with l, later in deeper models. A decay in
+    (0, 1) does not compute modulo m; the channel mixers memorise the tables of products and sums.
 
         >>> task = Mano(seq_len=8, modulus=5)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -40,7 +40,7 @@ class Mano(Task):
 
     Args:
         seq_len: length of a sequence, even.
-        modulus: what is computed modulo, at least 2.
+        modulus: modulus of the arithmetic, at least 2.
     """
 
     def __init__(self, seq_len: int = 22, modulus: int = 23) -> None:
@@ -50,7 +50,7 @@ class Mano(Task):
 
     @property
     def max_operators(self) -> int:
-        """The most operators of an expression."""
+        """Maximum number of operators in an expression."""
         return self.seq_len // 2 - 1
 
     @property
@@ -81,12 +81,12 @@ class Mano(Task):
         }
 
     def _write(self, rng: np.random.Generator, inputs: np.ndarray, n_operators: np.ndarray) -> None:
-        """Write expressions from left to right, with the sizes of the parts to come on a stack."""
+        """Write expressions from left to right, with a stack of the sizes of the remaining parts."""
         rows, begin = np.arange(len(inputs)), self.seq_len - 2 - 2 * n_operators
         stack = np.zeros((len(inputs), self.max_operators + 2), dtype=np.int64)
         stack[:, 0], height = n_operators, np.ones(len(inputs), dtype=np.int64)
         for position in range(self.seq_len - 1):
-            # Drawn for all rows: what one expression takes from the generator does not depend on another's shape.
+            # Draw for all rows, so that an expression does not depend on the shapes of others.
             number, operator, share = (rng.integers(size, size=len(rows)) for size in (self.modulus, 3, 1 << 40))
             here = rows[position >= begin]
             size = stack[here, height[here] - 1]
@@ -98,7 +98,7 @@ class Mano(Task):
             height[here] += np.where(size > 0, 1, -1)
 
     def _values(self, inputs: np.ndarray) -> np.ndarray:
-        """Compute expressions from right to left, with the values of finished parts on a stack."""
+        """Evaluate expressions from right to left, with a stack of the values of finished parts."""
         rows, m = np.arange(len(inputs)), self.modulus
         stack = np.zeros((len(inputs), self.max_operators + 2), dtype=np.int64)
         height = np.zeros(len(inputs), dtype=np.int64)
@@ -116,7 +116,7 @@ class Mano(Task):
 
 @cache
 def _laws(max_operators: int, modulus: int) -> np.ndarray:
-    """Return the law of the value of an expression with 0 ... max_operators operators, (operators, modulus)."""
+    """Return the distribution of an expression's value with 0 ... max_operators operators, (operators, modulus)."""
     residues = np.arange(modulus)
     laws = np.full((max_operators + 1, modulus), 1 / modulus)
     results = [np.add.outer(residues, residues), np.subtract.outer(residues, residues), np.outer(residues, residues)]

@@ -1,4 +1,4 @@
-"""Recall of a token's parent in the syntax tree of a sentence."""
+"""Treecall: recall the parent of a token in the syntax tree of a sentence."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from tasks.generators.placing import fact_at, labels_at
 from tasks.spec import TaskSpec
 
 SHORTEST = 3
-"""Tokens of the shortest sentence."""
+"""Minimum number of tokens in a sentence."""
 
 LEAST_SHARE = 0.05
-"""Least share of a grammar's sentences that must fit into a sequence; the others are drawn in vain."""
+"""Minimum share of a grammar's sentences that must fit into a sequence, since the others are discarded."""
 
 
 class Treecall(Task):
     """Read a sentence of a grammar, then name the parent of one of its tokens.
 
     Definition, with V = n_terminals. The grammar is drawn once, from grammar_seed, and is the same in all sequences.
-    Each of its n_nonterminals nonterminals has a level drawn uniformly from 1 ... n_levels, the first one level 1;
-    1 to max_rules rules, each a list of 1 to max_rhs items drawn uniformly from the nonterminals of higher levels and
-    the terminals 0 ... V - 1; and a distribution of its head over the terminals, drawn uniformly from the simplex. The
-    head decides which of the rules is used: each terminal has one of them, drawn uniformly.
+    Each of its n_nonterminals nonterminals has a level, rules and heads. The level is drawn uniformly from
+    1 ... n_levels; the first nonterminal has level 1. There are 1 to max_rules rules, each a list of 1 to max_rhs items
+    drawn uniformly from the nonterminals of higher levels and the terminals 0 ... V - 1. The distribution of the head
+    over the terminals is drawn uniformly from the simplex. Each head is assigned one of the rules, drawn uniformly.
 
     A sentence starts from the first nonterminal. To write a nonterminal, draw its head, write it, then write the items
-    of the head's rule in order; their parent is the head. So each token but the first has a parent to its left, and a
-    reader who knows the grammar can recover the tree from left to right. Sentences of fewer than 3 or of more than
-    seq_len - 3 tokens are drawn anew. The sequence is V, the sentence, V + 1, a terminal of the sentence, then V + 2 up
-    to its end. The label at the terminal is the token that is the parent of its last occurrence. The terminal is drawn
-    in two steps: a parent, uniformly among the parents of last occurrences, then one of its children that are last
+    of the head's rule in order; their parent is the head. So each token except the first has a parent to its left, and
+    a reader who knows the grammar can recover the tree from left to right. Sentences of fewer than 3 or more than
+    seq_len - 3 tokens are redrawn. The sequence is V, the sentence, V + 1, a terminal of the sentence, then V + 2 up to
+    its end. The label at the queried terminal is the parent token of its last occurrence. The terminal is drawn in two
+    steps: a parent, uniformly among the parents of last occurrences, then one of its children that are last
     occurrences.
 
     Source: Arora et al., "Mechanistic evaluation of Transformers and state space models", arXiv 2505.15105, associative
     treecall; aryamanarora/tinylang at b644c87, tinylang/language/pcfg.py.
 
-    The grammar's levels, rules and heads, the restriction to last occurrences, and drawing the parent before its child
-    are the same as there. Unlike there, the head decides the rule and is written first, and the start is always the
+    As in the source: the grammar's levels, rules and heads, the restriction to last occurrences, and drawing the parent
+    before its child. Unlike in the source, the head decides the rule and is written first, and the start is always the
     same nonterminal. There rule and head are drawn independently and any nonterminal may start, so that a sentence may
     have several trees and the answer may be uncertain even for a reader who knows the grammar. In the paper's results
-    the head comes after its items. Children and siblings can be asked for there, here only parents.
+    the head comes after its items. The source can also ask for children and siblings.
 
-    `distance` counts from a label back to the parent, `depth` is the number of edges from the first token to the one
-    asked about.
+    `distance` counts from a label back to the parent, `depth` is the number of edges from the first token to the
+    queried one.
 
-    Prediction: In mqar a value follows its key, where a short convolution finds it; here the parent may be anywhere to
-    the left, so that one layer must bind child and parent before another looks the child up. A mixer of fixed state has
-    to keep the parent of every terminal's last occurrence.
+    Prediction: In mqar a value follows its key, so a short convolution finds it. Here the parent may be anywhere to the
+    left, so one layer must bind child and parent before another looks the child up. A mixer with a fixed state must
+    store the parent of every terminal's last occurrence.
 
         >>> task = Treecall(seq_len=16, n_terminals=6, n_nonterminals=4, n_levels=3, max_rules=2, grammar_seed=1)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -60,12 +60,12 @@ class Treecall(Task):
         -100 -100 -100 -100 -100 -100 -100 -100    2 -100 -100 -100 -100 -100 -100 -100
 
     Args:
-        seq_len: length of a sequence; the sentence has at most three tokens fewer.
-        n_terminals: tokens of a sentence.
-        n_nonterminals: nonterminals of the grammar.
-        n_levels: levels of the nonterminals, so that a rule leads to higher ones only.
-        max_rules: rules that a nonterminal may have.
-        max_rhs: items that a rule may have.
+        seq_len: length of a sequence; a sentence has at most seq_len - 3 tokens.
+        n_terminals: number of different tokens in sentences.
+        n_nonterminals: number of nonterminals of the grammar.
+        n_levels: number of levels; a rule leads only to higher ones.
+        max_rules: maximum number of rules of a nonterminal.
+        max_rhs: maximum number of items of a rule.
         grammar_seed: seed of the grammar.
     """
 
@@ -86,12 +86,12 @@ class Treecall(Task):
         self.max_rules = self._whole("max_rules", max_rules, 1)
         self.max_rhs = self._whole("max_rhs", max_rhs, 1)
         self.grammar_seed = self._whole("grammar_seed", grammar_seed, 0)
-        fitting = f"of the sentences {LEAST_SHARE:.0%} at least must have 3 to seq_len - 3 tokens: take another grammar"
+        fitting = f"at least {LEAST_SHARE:.0%} of the sentences must have 3 to seq_len - 3 tokens: use another grammar"
         self._demand(self._share_that_fits() >= LEAST_SHARE, fitting, "grammar_seed")
 
     @cached_property
     def _grammar(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Head probabilities (nonterminals, terminals), rule numbers alike, rules (number, max_rhs).
+        """Head probabilities and rule numbers, both (nonterminals, terminals), and the rules (number, max_rhs).
 
         Items of a rule are terminals, n_terminals + nonterminal, and -1 as padding.
         """
@@ -112,7 +112,7 @@ class Treecall(Task):
         return heads, rule_of, np.array(rules)
 
     def _share_that_fits(self) -> float:
-        """Return the probability that a sentence has 3 to seq_len - 3 tokens, from the lengths that the items write."""
+        """Return the probability that a sentence has 3 to seq_len - 3 tokens, from the lengths of its items."""
         heads, rule_of, rules = self._grammar
         longest = self.seq_len - SHORTEST
         one_token = np.zeros(longest + 1)
@@ -170,12 +170,12 @@ class Treecall(Task):
         }
 
     def _sentences(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return tokens, places of their parents, both (n, seq_len - 3), and lengths (n,), 0 if it does not fit.
+        """Return tokens, positions of their parents, both (n, seq_len - 3), and lengths (n,), 0 if too long.
 
-        A stack holds the items still to be written; each step takes one of them and writes a token.
+        A stack holds the remaining items; each step pops one of them and writes a token.
         """
         heads, rule_of, rules = self._grammar
-        # One ascending line for all nonterminals: the probabilities of the k-th fill k ... k + 1.
+        # A single ascending array for all nonterminals: the cumulative probabilities of number k fill k ... k + 1.
         line = (np.arange(len(heads))[:, None] + heads.cumsum(axis=1)).reshape(-1)
         sizes = (rules >= 0).sum(axis=1)
         room, rows = self.seq_len - 3, np.arange(n)
@@ -198,7 +198,7 @@ class Treecall(Task):
             head = np.clip(drawn - nonterminal * self.n_terminals, 0, self.n_terminals - 1)
             tokens[row, place] = head
             rule = rule_of[nonterminal, head]
-            # The first item comes on top.
+            # Push the items so that the first one is on top.
             for i in range(self.max_rhs):
                 has = i < sizes[rule]
                 top = height[row[has]] + sizes[rule[has]] - 1 - i
@@ -209,7 +209,7 @@ class Treecall(Task):
     def _asked(
         self, rng: np.random.Generator, tokens: np.ndarray, parents: np.ndarray, lengths: np.ndarray
     ) -> np.ndarray:
-        """Return the place of the token that is asked about, (n,): a parent of last occurrences, then one of them."""
+        """Return the position of the queried token, (n,): draw a parent of last occurrences, then one of these."""
         place = np.arange(tokens.shape[1])
         written = np.where(place < lengths[:, None], tokens, self.n_terminals)
         comes_last = first_and_previous(written[:, ::-1])[1][:, ::-1] < 0

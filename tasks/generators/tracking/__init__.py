@@ -1,1 +1,1 @@
-"""Follow a state that each token changes: a group, an automaton, the depth of brackets."""
+"""State tracking: follow a state that each token changes, such as a group element or the depth of brackets."""

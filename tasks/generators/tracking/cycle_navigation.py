@@ -1,4 +1,4 @@
-"""Steps on a circle: where do they end?"""
+"""Cycle navigation: follow steps on a circle."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from tasks.spec import TaskSpec
 
 
 class CycleNavigation(Regular):
-    """Walk on a circle of places, back, on or not at all, and say where the walk ends.
+    """Follow steps of -1, 0 and +1 on a circle of places, and report the final place.
 
     Definition, with m = cycle_length: tokens x_1 ... x_L, uniform in {0, 1, 2}, mean a step of -1, 0 and +1. The walk
-    begins at place 0; the label at the last position is (x_1 - 1) + ... + (x_L - 1) modulo m. It is the word problem of
-    the cyclic group of m elements (`group_words` with Z5) in which the tokens are only the neutral element, a generator
-    and its inverse.
+    begins at place 0; the label at the last position is (x_1 - 1) + ... + (x_L - 1) modulo m. This is the word problem
+    of the cyclic group of m elements (`group_words` with Z5), with only the neutral element, a generator and its
+    inverse as tokens.
 
     Source: Delétang et al., "Neural Networks and the Chomsky Hierarchy", arXiv 2207.02098, with five places, trained on
     lengths up to 40 and tested up to 500; the only label is at the end. Also in Beck et al., "xLSTM", arXiv 2405.04517.
 
-    Prediction: A rotation for each token: an RNN or LSTM learns it; a linear recurrence that carries the place itself
-    needs complex eigenvalues that depend on the input, or two reflections per step (delta_product). One reflection, or
-    a recurrence without decay, can add the steps up instead, and is right as far as its readout reduces the sum modulo
-    the circle; decays below one and attention fail on longer sequences.
+    Prediction: Each token is a rotation, which an RNN or LSTM learns. A linear recurrence that stores the place needs
+    complex eigenvalues that depend on the input, or two reflections per step (delta_product). One reflection, or a
+    recurrence without decay, can sum the steps instead; it is right as long as its readout reduces the sum modulo m.
+    Decays below one and attention fail on longer sequences.
 
         >>> task = CycleNavigation(seq_len=8, every_position=True)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -34,8 +34,8 @@ class CycleNavigation(Regular):
 
     Args:
         seq_len: length of a sequence.
-        cycle_length: places on the circle, at least 3.
-        every_position: ask at every position for the place so far, instead of at the last one.
+        cycle_length: number of places on the circle, at least 3.
+        every_position: label every position with the place so far, instead of only the last one.
     """
 
     def __init__(self, seq_len: int = 40, cycle_length: int = 5, every_position: bool = False) -> None:
@@ -45,7 +45,7 @@ class CycleNavigation(Regular):
 
     @property
     def spec(self) -> TaskSpec:
-        # A step's characteristic function, raised to the number of steps, gives the law of the place.
+        # The characteristic function of a step, to the power of the number of steps, gives the distribution of places.
         turns = 2 * np.pi * np.arange(self.cycle_length) / self.cycle_length
         steps = np.arange(1, self.seq_len + 1)[:, None]
         law = np.fft.ifft(((1 + 2 * np.cos(turns)) / 3) ** steps, axis=1).real

@@ -1,4 +1,4 @@
-"""Are the changes between neighbouring bits even in number?"""
+"""Even pairs: parity of the number of changes between neighbouring bits."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tasks.spec import TaskSpec
 
 
 class EvenPairs(Regular):
-    """Say whether the number of pairs 01 and 10 among neighbouring bits is odd.
+    """Decide whether the number of pairs 01 and 10 among neighbouring bits is odd.
 
     Definition: bits x_1 ... x_L, independent and fair; the label at the last position is the number of i < L with
-    x_i != x_(i+1), modulo 2. That is x_1 + x_L modulo 2: a model that uses this keeps one bit and never flips it, so
-    the task asks less than parity does, and tells models that count from models that compare.
+    x_i != x_(i+1), modulo 2. This equals x_1 + x_L modulo 2. A model that uses this fact stores one bit and never flips
+    it, so the task is easier than parity, and separates models that compare from models that count.
 
     Source: Delétang et al., "Neural Networks and the Chomsky Hierarchy", arXiv 2207.02098, trained on lengths up to 40
     and tested up to 500; the only label is at the end. Also in Beck et al., "xLSTM", arXiv 2405.04517.
 
-    Prediction: The first bit and the last decide: attention solves it once it can find the first position, an RNN, LSTM
-    or gated recurrence by keeping one bit for good, and none needs a negative eigenvalue as parity does.
+    Prediction: The first and the last bit decide. Attention solves it once it can find the first position; an RNN, LSTM
+    or gated recurrence stores one bit. Unlike parity, the task needs no negative eigenvalue.
 
         >>> task = EvenPairs(seq_len=8, every_position=True)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -31,7 +31,7 @@ class EvenPairs(Regular):
 
     Args:
         seq_len: length of a sequence, at least 2.
-        every_position: ask at every position for the pairs so far, instead of at the last one.
+        every_position: label every position with the parity so far, instead of only the last one.
     """
 
     def __init__(self, seq_len: int = 40, every_position: bool = False) -> None:

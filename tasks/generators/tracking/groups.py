@@ -12,14 +12,14 @@ import numpy as np
 
 MAX_ORDER = 1000
 MAX_COMPOSITIONS = 10**5
-NAMES = "Z<m> (cyclic), S<n> (all permutations), A<n> (the even ones), or several joined by x, such as A4xZ5"
+NAMES = "Z<m> (cyclic), S<n> (all permutations), A<n> (even permutations), or a product joined by x, such as A4xZ5"
 
 
 def group_order(name: str) -> int:
     """Return the number of elements of the group `name`.
 
     Raises:
-        ValueError: no such group, or one of more than `MAX_ORDER` elements; without the name of the task that asks.
+        ValueError: no such group, or a group of more than `MAX_ORDER` elements; the message omits the task.
     """
     order = math.prod(_factor_order(factor) for factor in name.split("x"))
     if not 2 <= order <= MAX_ORDER:
@@ -34,13 +34,13 @@ def _factor_order(factor: str) -> int:
     kind, size = match[1], int(match[2])
     if kind == "Z":
         return size
-    # A small bound first: the order is the size's factorial.
+    # Bound the size first, because the order is its factorial.
     return math.factorial(min(size, 10)) // (2 if kind == "A" and size > 1 else 1)
 
 
 @cache
 def group_elements(name: str) -> tuple[str, ...]:
-    """Return the text of each element: a number for Z<m>, else the images of 1, 2, ...; element 0 is neutral."""
+    """Return the text of each element: a number for Z<m>, else the images of 1, 2, ...; element 0 is the identity."""
     named: list[str] = [""]
     for factor in name.split("x"):
         if factor[0] == "Z":
@@ -53,10 +53,10 @@ def group_elements(name: str) -> tuple[str, ...]:
 
 @cache
 def multiplication_table(name: str) -> np.ndarray:
-    """`table[a, b]` is the element "first a, then b", int16 (order, order).
+    """Return a table, int16 (order, order), in which `table[a, b]` is the element "first a, then b".
 
     Elements of Z<m> are numbered by residue, permutations of S<n> and A<n> in lexicographic order of their images,
-    elements (a, b) of a product lexicographically too: the neutral element is 0. "First a, then b" of permutations
+    elements (a, b) of a product also lexicographically: the neutral element is 0. For permutations, "first a, then b"
     takes k to b(a(k)).
     """
     table = np.zeros((1, 1), dtype=np.int64)
@@ -70,10 +70,10 @@ def multiplication_table(name: str) -> np.ndarray:
 
 @cache
 def best_product_share(name: str, alphabet: tuple[int, ...], length: int) -> float | None:
-    """Return how often the best guess at a word's product is right that knows only how often each element occurs.
+    """Return the accuracy of the best guess of a word's product from the counts of its elements.
 
-    The words of 1 ... `length` elements of `alphabet` are counted by their composition and product. None if there are
-    more compositions than `MAX_COMPOSITIONS`.
+    This is exact, averaged over words of 1 ... `length` elements of `alphabet`. None if there are more than
+    `MAX_COMPOSITIONS` combinations of counts.
     """
     table = multiplication_table(name)
     order, n = len(table), len(alphabet)
@@ -101,6 +101,6 @@ def _factor_table(factor: str) -> np.ndarray:
 
 
 def _permutations(factor: str) -> list[tuple[int, ...]]:
-    """Return all permutations of 0 ... n - 1, or the even ones, in lexicographic order."""
+    """Return all (S<n>) or all even (A<n>) permutations of 0 ... n - 1, in lexicographic order."""
     every = permutations(range(int(factor[1:])))
     return [p for p in every if factor[0] == "S" or sum(a > b for a, b in combinations(p, 2)) % 2 == 0]

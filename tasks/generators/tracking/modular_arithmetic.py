@@ -1,4 +1,4 @@
-"""Sums, differences and products of residues, without brackets."""
+"""Modular arithmetic: evaluate sums, differences and products without brackets."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ OPERATORS = "+-*"
 
 
 class ModularArithmetic(Regular):
-    """Compute an expression without brackets modulo m, products before sums and differences.
+    """Evaluate an expression without brackets modulo m, products before sums and differences.
 
-    Definition, with m = modulus: numbers, uniform in 0 ... m - 1, at positions 0, 2, 4, ...; between them operators,
-    uniform among those of `operators`. Tokens 0 ... m - 1 are the numbers, m, m + 1 and m + 2 are +, - and *. The label
-    at the last position is the value of the expression modulo m. A product may be 0, which erases its factors: unlike
-    the steps in a group, not all steps can be undone.
+    Definition, with m = modulus: numbers, uniform in 0 ... m - 1, are at positions 0, 2, 4, ...; between them are
+    operators, uniform among `operators`. Tokens 0 ... m - 1 are the numbers; m, m + 1 and m + 2 are +, - and *. The
+    label at the last position is the value of the expression modulo m. A product may be 0, which erases its factors:
+    unlike steps in a group, not all steps are invertible.
 
     Source: Delétang et al., "Neural Networks and the Chomsky Hierarchy", arXiv 2207.02098, modulo 5, trained on lengths
     up to 40 (odd ones, so 39) and tested up to 500; the only label is at the end. Their blank token, which never
     occurs, is left out here. Also in Beck et al., "xLSTM", arXiv 2405.04517.
 
-    Prediction: The state is the sum of the finished products and the current product, both residues: an RNN or LSTM
-    learns it; a linear recurrence must permute and erase depending on what it reads, which reflections (delta rule with
-    beta up to 2, delta_product) can and decays in (0, 1) cannot; attention fails on longer sequences.
+    Prediction: The state is the sum of the finished products and the current product, both residues. An RNN or LSTM
+    learns it. A linear recurrence must permute and erase depending on the input: reflections (delta rule with beta up
+    to 2, delta_product) can, decays in (0, 1) cannot. Attention fails on longer sequences.
 
         >>> task = ModularArithmetic(seq_len=9, every_position=True)
         >>> example = task.sample(np.random.default_rng(1), 1)
@@ -38,9 +38,9 @@ class ModularArithmetic(Regular):
 
     Args:
         seq_len: length of a sequence, odd.
-        modulus: what is computed modulo, at least 2.
-        operators: the operators that occur, some of "+-*"; without "*" the steps are those of the cyclic group.
-        every_position: ask at every number for the value of the expression so far, instead of at the last one.
+        modulus: modulus of the arithmetic, at least 2.
+        operators: the operators in use, some of "+-*"; without "*" the steps are those of the cyclic group.
+        every_position: label every number with the value of the expression so far, instead of only the last one.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ModularArithmetic(Regular):
 
     def sample(self, rng: np.random.Generator, n: int) -> Arrays:
         m, n_numbers = self.modulus, self.seq_len // 2 + 1
-        # Positions first, so that each step reads and writes numbers that lie together.
+        # Positions first, so that each step reads and writes contiguous memory.
         numbers = rng.integers(m, size=(n_numbers, n))
         codes = np.array([OPERATORS.index(operator) for operator in self.operators])
         operators = codes[rng.integers(len(codes), size=(n_numbers - 1, n))]
@@ -74,7 +74,7 @@ class ModularArithmetic(Regular):
         values = np.empty_like(numbers)
         values[0] = open_product = numbers[0]
         for i in range(1, n_numbers):
-            # Another factor changes the open product, and the value by as much; any other operator begins a product.
+            # A factor changes the open product, and the value by the same amount; + and - begin a new product.
             before = np.where(operators[i - 1] == 2, open_product, 0)
             open_product = np.where(operators[i - 1] == 2, open_product * numbers[i] % m, signed[i])
             values[i] = (values[i - 1] - before + open_product) % m
@@ -88,14 +88,14 @@ class ModularArithmetic(Regular):
 
 @cache
 def _values(n_numbers: int, modulus: int, product_share: float) -> np.ndarray:
-    """Return the law of an expression's value after 1 ... n_numbers numbers, (n_numbers, modulus).
+    """Return the distribution of an expression's value after 1 ... n_numbers numbers, (n_numbers, modulus).
 
-    Carries the joint law of what is closed and of the open product, (modulus, modulus). A sign before a number that is
-    drawn uniformly changes nothing, so sums and differences are one.
+    The loop carries the joint distribution of the sum of closed products and the open product, (modulus, modulus). A
+    sign does not change the distribution of a uniform number, so sums and differences are treated alike.
     """
     residues = np.arange(modulus)
     differences = (residues[:, None] - residues) % modulus
-    # Row c: where the product c goes when a uniform factor comes.
+    # Row c: distribution of the product c times a uniform factor.
     times = np.zeros((modulus, modulus))
     np.add.at(times, (residues[:, None], residues[:, None] * residues % modulus), 1 / modulus)
     joint = np.zeros((modulus, modulus))

@@ -1,4 +1,4 @@
-"""Is the number of ones so far odd?"""
+"""Parity: whether the number of ones so far is odd."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tasks.spec import TaskSpec
 
 
 class Parity(Regular):
-    """Say at every position whether the number of ones up to it, itself included, is odd.
+    """Report at every position whether the number of ones up to and including it is odd.
 
-    Definition: bits x_1 ... x_L, independent and fair; the label at position i is x_1 + ... + x_i modulo 2. It is the
-    word problem of the group of two elements, the smallest for which a state has to be turned around and not just kept.
+    Definition: bits x_1 ... x_L, independent and fair; the label at position i is x_1 + ... + x_i modulo 2. This is the
+    word problem of the group of two elements, the smallest in which a state must be flipped and not only kept.
 
     Source: Hahn, "Theoretical Limitations of Self-Attention", arXiv 1906.06755; Grazzi et al., "Unlocking
     State-Tracking in Linear RNNs Through Negative Eigenvalues", arXiv 2411.12537, for linear recurrences, trained up to
-    length 40 and tested up to 256. Both ask for the parity of the whole sequence, as every_position=False does; by
-    default it is asked for at every position, one answer a bit.
+    length 40 and tested up to 256. Both ask for the parity of the whole sequence, as with every_position=False; our
+    default asks at every position.
 
-    Prediction: One bit of state that the input flips: an RNN or LSTM learns it and keeps it at any length; a linear
-    recurrence needs an input-dependent transition with a negative eigenvalue (delta rule with beta up to 2), and with
-    decays in (0, 1) fails on longer sequences, as attention does.
+    Prediction: The state is one bit, which the input flips. An RNN or LSTM learns it at any length. A linear recurrence
+    needs an input-dependent transition with a negative eigenvalue (delta rule with beta up to 2). With decays in (0, 1)
+    it fails on longer sequences, as does attention.
 
         >>> task = Parity(seq_len=8)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -33,7 +33,7 @@ class Parity(Regular):
 
     Args:
         seq_len: length of a sequence.
-        every_position: ask at every position, instead of at the last one.
+        every_position: label every position, instead of only the last one.
     """
 
     def __init__(self, seq_len: int = 40, every_position: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Base of the regular languages of the Chomsky-hierarchy suite: one answer at the end, or one for every prefix."""
+"""Base class of the regular tasks of the Chomsky-hierarchy suite: one answer at the end, or one per prefix."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tasks.spec import TaskSpec
 
 
 class Regular(Task):
-    """A finite automaton read from left to right, asked for its answer at the last position or at every one.
+    """A finite automaton that reads from left to right, with its answer as the label at the last or every position.
 
     Source: Delétang et al., "Neural Networks and the Chomsky Hierarchy", arXiv 2207.02098, the tasks under
-    `tasks/regular` of google-deepmind/neural_networks_chomsky_hierarchy; there only the answer at the end is asked for.
+    `tasks/regular` of google-deepmind/neural_networks_chomsky_hierarchy, which label only the last position.
     """
 
     seq_len: int
     every_position: bool
 
     def _regular_spec(self, vocab_size: int, by_answer: np.ndarray) -> TaskSpec:
-        """Return the spec, from the probabilities (answerable positions, classes) of the answers."""
+        """Return the spec, given the distribution of answers at each answerable position, (positions, classes)."""
         asked = by_answer if self.every_position else by_answer[-1:]
         return TaskSpec.tokens(
             self.seq_len,

@@ -1,4 +1,4 @@
-"""The state of a random grammar that repeats its letters, behind gaps of blanks or of letters that break its rules."""
+"""SelectivBench: track the state of a random grammar through gaps of blanks or of letters that break its rules."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ DENSITY = 0.4
 """Probability that a state has an edge to a letter."""
 
 N_STARTS = 4
-"""States that a string may start with."""
+"""Number of possible first states of a string."""
 
 MAX_STRING = 200
-"""Most elements of a string, its end included."""
+"""Maximum number of elements in a string, its end included."""
 
 ATTEMPTS = 1000
-"""Grammars that are drawn in search of a valid one."""
+"""Maximum number of grammars to draw in search of a valid one."""
 
 COUNTED_ROWS, COUNTED_POSITIONS = 1024, 1 << 17
-"""Most sequences, and most positions, in which states are counted."""
+"""Maximum numbers of sequences and positions in which to count states for the chance level."""
 
 
 class SelectivBench(Task):
-    """Name the state of a grammar after each letter, and remember it while blanks or wrong letters follow.
+    """Report the state of a grammar after each letter, and remember it while blanks or wrong letters follow.
 
-    Definition, with V = n_symbols letters and D = n_states states of each. The grammar is drawn once, by grammar_seed,
-    and is the same in all sequences. From each state, each letter is possible with probability 0.4 and leads to one of
-    its D states, drawn uniformly; the end # is possible with probability 0.4 / D. Four different states are starts. A
-    grammar is drawn anew unless all states have a path to # and the starts have different letters. So the state
-    follows from the letters since the last #, and from fewer only if they happen to determine it.
+    Definition, with V = n_symbols letters and D = n_states states per letter. The grammar is drawn once, by
+    grammar_seed, and is the same in all sequences. From each state, each letter is possible with probability 0.4 and
+    leads to one of its D states, drawn uniformly; the end # is possible with probability 0.4 / D. Four different states
+    are starts. A grammar is redrawn unless all states have a path to # and the starts have different letters. So the
+    letters since the last # determine the state; fewer letters may determine it by chance.
 
     A string begins with a start, drawn uniformly, and continues with a possible letter, drawn uniformly, up to #.
-    Strings of more than 200 elements, # included, are drawn anew. A sequence is strings one after another, cut off at
-    seq_len. From element number gap_start on, an element has a gap behind it with probability gap_share. Its size is a
-    number drawn uniformly between min_gap and max_gap, and rounded. Blanks fill it, or with `distractors` letters and
-    ends drawn uniformly among those that cannot come next; if all can, there is no gap. The label at each position is
-    the state, which gaps do not change.
+    Strings of more than 200 elements, # included, are redrawn. A sequence is a series of strings, cut off at seq_len.
+    From element number gap_start on, a gap follows an element with probability gap_share. Its size is drawn uniformly
+    between min_gap and max_gap, and rounded. Blanks fill the gap; with `distractors`, letters and ends that cannot come
+    next, drawn uniformly. If all can come next, there is no gap. The label at each position is the state, which gaps do
+    not change.
 
     Source: SelectivBench of Bouhadjar et al., "Dissecting Linear Recurrent Models: How Different Gating Strategies
     Drive Selectivity and Generalization", arXiv 2601.12598; symseqbench/selectivbench at 54609fb, symseqbench/symseq
@@ -49,17 +49,18 @@ class SelectivBench(Task):
     element; 1 to 10 blanks, and noise; one distractor behind a tenth of the elements from the 50th on; longer gaps in
     the test than in training.
 
-    Grammars, strings and gaps follow its distribution. There starts may share a letter, and behind # any letter may be
-    a distractor, a start too, so that some states are uncertain. The noise on the inputs has no counterpart here.
+    Grammars, strings and gaps follow its distribution. In the source, starts may share a letter, and after # any letter
+    may be a distractor, even a start, so that some states are uncertain. The noise on its inputs has no counterpart
+    here.
 
-    Reported: The authors report the share of elements whose state is right, by the sum of the probabilities at an
-    element and in its gap.
+    Reported: The authors report the share of elements whose state is right, judged by the sum of the probabilities at
+    an element and in its gap.
 
-    `elements` is the number of elements of the string that have been read.
+    `elements` is the number of elements read in the current string.
 
-    Prediction: Each letter maps states to states, so a mixer must follow an automaton of V * D states, of which the
-    last few letters tell most. To keep the state through a gap takes gates that see the input: fixed decays forget, and
-    with `distractors` the gate has to know the state.
+    Prediction: Each letter maps states to states, so a mixer must track an automaton of V * D states; the last few
+    letters give most of the information. Keeping the state through a gap takes gates that depend on the input: fixed
+    decays forget, and with `distractors` the gate must depend on the state.
 
         >>> task = SelectivBench(seq_len=16, n_symbols=4, n_states=2)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -70,12 +71,12 @@ class SelectivBench(Task):
 
     Args:
         seq_len: length of a sequence.
-        n_symbols: letters, at least 4.
-        n_states: states of each letter.
-        min_gap: least size of a gap.
-        max_gap: greatest size of a gap.
-        gap_share: share of the elements that have a gap.
-        gap_start: elements at the beginning of a sequence that have no gap.
+        n_symbols: number of letters, at least 4.
+        n_states: number of states per letter.
+        min_gap: minimum size of a gap.
+        max_gap: maximum size of a gap.
+        gap_share: share of the elements followed by a gap.
+        gap_start: number of elements without gaps at the beginning of a sequence.
         distractors: whether gaps are filled with letters that cannot come next, instead of blanks.
         grammar_seed: seed of the grammar.
     """
@@ -103,19 +104,19 @@ class SelectivBench(Task):
         self.gap_start = self._whole("gap_start", gap_start, 0)
         self.distractors = bool(distractors)
         self.grammar_seed = self._whole("grammar_seed", grammar_seed, 0)
-        rule = "n_symbols must be more, or n_states fewer: no grammar had paths from all states to the end"
+        rule = "n_symbols must be larger, or n_states smaller: no grammar had paths from all states to the end"
         self._demand(self._grammar is not None, rule, "grammar_seed")
 
     @property
     def _end(self) -> int:
-        """The state of #; state s is of the letter s // n_states."""
+        """The number of the state of #; state s belongs to the letter s // n_states."""
         return self.n_symbols * self.n_states
 
     @cached_property
     def _grammar(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Which of the letters, # last, may follow each state, and the states they lead to, (states, letters).
+        """Whether each letter (# is last) may follow each state, and the state it leads to, both (states, letters).
 
-        The last row is that of #, which the starts follow. None if there is no valid grammar.
+        The last row belongs to #, which starts may follow. None if there is no valid grammar.
         """
         rng, v, d, end = np.random.default_rng(self.grammar_seed), self.n_symbols, self.n_states, self._end
         probability = np.append(np.full(v, DENSITY), DENSITY / d)
@@ -135,7 +136,7 @@ class SelectivBench(Task):
 
     @cached_property
     def _ending(self) -> np.ndarray:
-        """The probability that a string ends within a number of elements more, after each state."""
+        """The probability, after each state, that the string ends within r more elements, (MAX_STRING + 1, states)."""
         assert self._grammar is not None
         possible, leads_to = self._grammar
         found = [np.append(np.zeros(self._end), 1.0)]
@@ -160,7 +161,7 @@ class SelectivBench(Task):
         return str(token) if token < self.n_symbols else "#_"[token - self.n_symbols]
 
     def label_text(self, label: int) -> str:
-        """Return the letter and which of its states it is, as in 2c."""
+        """Return the letter of a state and the state's index as a letter, such as 2c."""
         letter, which = divmod(label, self.n_states)
         suffix = chr(ord("a") + which) if self.n_states <= 26 else f".{which}"
         return "#" if label == self._end else f"{letter}{suffix}"
@@ -173,7 +174,7 @@ class SelectivBench(Task):
         size *= (rng.random(states.shape) < self.gap_share) & (np.arange(self.seq_len) >= self.gap_start)
         if self.distractors:
             size *= ~possible[states].all(axis=2)
-        # The place of each element, and at each position the number of the last element.
+        # The position of each element, and the index of the last element at each position.
         places = np.cumsum(size + 1, axis=1) - size - 1
         begins = np.zeros(states.shape, dtype=bool)
         row, which = np.nonzero(places < self.seq_len)
@@ -194,7 +195,7 @@ class SelectivBench(Task):
         states, counts = np.empty((n, self.seq_len), dtype=np.int64), np.empty((n, self.seq_len), dtype=np.int64)
         for place in range(self.seq_len):
             count = np.where(state == self._end, 0, count) + 1
-            # What follows is drawn given that the string ends in time.
+            # Condition the next letter on the string ending in time.
             weights = possible[state] * self._ending[(MAX_STRING - count)[:, None], leads_to[state]]
             line = np.cumsum(weights, axis=1)
             letter = (line <= rng.random((n, 1)) * line[:, -1:]).sum(axis=1)
