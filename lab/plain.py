@@ -150,4 +150,4 @@ def read_text(typed: str) -> Text:
 
 def flag_text(value: Any) -> str:
     """Write plain data as the value of a flag, which `read_yaml` reads back."""
-    return value if isinstance(value, str) else json.dumps(value)
+    return str(value) if isinstance(value, str | Path) else json.dumps(value)

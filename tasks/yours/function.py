@@ -67,8 +67,11 @@ class Generated(Task):
             try:
                 drawn = type(self).function(rng, n, **{name: getattr(self, name) for name in self.own})
             except Exception as error:
-                line = traceback.extract_tb(error.__traceback__)[-1].lineno
-                raise ValueError(f"the function fails in line {line}: {type(error).__name__}: {error}") from error
+                _, *frames = traceback.extract_tb(error.__traceback__)
+                # The error may come from a library that the user's file calls.
+                own = [frame.lineno for frame in frames if frame.filename == frames[0].filename]
+                where = f" in line {own[-1]}" if own else ""
+                raise ValueError(f"the function fails{where}: {type(error).__name__}: {error}") from error
             if not isinstance(drawn, Mapping):
                 raise ValueError(f"the function must return a dict of arrays, got {type(drawn).__name__}")
             arrays = conform(drawn)

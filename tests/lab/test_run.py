@@ -136,7 +136,7 @@ def test_a_run_resumes_only_with_the_data_that_it_began_with(tmp_path: Path) -> 
 
 def test_a_run_from_python_is_that_of_the_command(tmp_path: Path) -> None:
     task = {"name": "mqar", "seq_len": 16, "n_pairs": 2, "vocab_size": 32}
-    options = {"d_model": 16, "run_dir": str(tmp_path), "figures_every": 0, "seed": 3, "no_test": True}
+    options = {"d_model": 16, "run_dir": tmp_path, "figures_every": 0, "seed": 3, "no_test": True}
     run = lab.train(
         {"name": "attention", "n_heads": 2}, task, trainer={"max_steps": 4, "accelerator": "cpu"}, **options
     )

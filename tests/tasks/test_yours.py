@@ -183,6 +183,20 @@ def test_what_is_wrong_with_a_function_is_said_in_one_line(name: str, said: str,
         tasks.create_task(f"{file}:{name}").sample(np.random.default_rng(0), 7)
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("    return {'inputs': np.stack([])}", "the function fails in line 4: ValueError: need at least one array"),
+        ("    return helper(n)\n\ndef helper(n):\n    return np.stack([])", "fails in line 7: ValueError: need"),
+    ],
+)
+def test_an_error_has_the_line_of_the_users_file(body: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"import numpy as np\n\ndef sample(rng, n):\n{body}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=in_one_line(said)):
+        tasks.create_task(f"{file}:sample")
+
+
 # Data
 
 Writer = Callable[[Path, dict[str, Arrays]], Path]
