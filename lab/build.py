@@ -28,7 +28,7 @@ def build(config: Mapping[str, Any]) -> tuple[Task, Backbone]:
         config: complete configuration, nested as in config.yaml.
 
     Raises:
-        ValueError: options that the task or the model refuses.
+        ValueError: options that the task or the model rejects.
     """
     from zoo.backbone import Backbone
 
@@ -85,7 +85,7 @@ def build_task(config: Mapping[str, Any]) -> Task:
     """Build only the task; for a mixture, in the longest of the trained shapes.
 
     Raises:
-        ValueError: options that the task refuses.
+        ValueError: options that the task rejects.
     """
     options, mixture = task_options(config), config["task"].get("mixture")
     name = options.pop("name")

@@ -117,7 +117,7 @@ def _yaml() -> tuple[Any, Any]:
 
 
 def digest(content: Any, n_digits: int) -> str:
-    """Return the first hexadecimal digits of the SHA-256 of plain data, whatever the order of its keys."""
+    """Return the first hexadecimal digits of the SHA-256 of plain data, independent of the order of keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:n_digits]
 
 

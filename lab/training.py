@@ -220,7 +220,7 @@ def _known_result(command: Command, folder: RunFolder, trained: Metrics | None) 
     if stop_at is None:
         if trained is None or not (command.no_test or is_tested(trained)):
             return None
-        print("this run is finished; --overwrite starts it anew")
+        print("this run is finished; use --overwrite to rerun")
         return trained
     rung = rung_at(folder.path, stop_at) or {}
     if "val" in rung:
@@ -304,8 +304,8 @@ class Session:
             self.checkpoint = folder.checkpoint_for(command)
             if self.checkpoint is not None and command.ckpt_path is None:
                 folder.check_data(task.fingerprint())
-            begun = {} if self.checkpoint is None else read_fields(folder.path / ENVIRONMENT)
-            self.leak = begun[LEAK] if LEAK in begun else find_leak(model.backbone, task.spec.seq_len)
+            recorded = {} if self.checkpoint is None else read_fields(folder.path / ENVIRONMENT)
+            self.leak = recorded[LEAK] if LEAK in recorded else find_leak(model.backbone, task.spec.seq_len)
             options = model_options(config, task, Backbone)
             self.step = None if self.checkpoint is None else check_checkpoint(self.checkpoint, **options)
             for segment in data.segments:
@@ -368,7 +368,7 @@ class Session:
 
         trainer, options = self.trainer, {"ckpt_path": checkpoint, "weights_only": True, "verbose": False}
         # Reading the checkpoint resets curve and seconds to their values when it was written.
-        trained_points, trained_seconds, begun = dict(self.curve.points), self.elapsed.seconds, time.perf_counter()
+        trained_points, trained_seconds, start = dict(self.curve.points), self.elapsed.seconds, time.perf_counter()
         splits = ("test", "val") if test else ("val",)
         with _ctrl_c():
             # Add a point to the validation curves only if training, also before it was resumed, left none.
@@ -398,7 +398,7 @@ class Session:
             "converged": (early and not self.out_of_time) or has_converged(points, score),
             "stopped_early": early,
             "step": int(read_checkpoint(checkpoint)["global_step"]),
-            "seconds": max(self.elapsed.seconds, trained_seconds + time.perf_counter() - begun),
+            "seconds": max(self.elapsed.seconds, trained_seconds + time.perf_counter() - start),
         }
 
     def _test_at_lengths(self) -> Metrics:

@@ -104,7 +104,7 @@ class Task(ABC):
         """Return the files and folders that the examples come from; by default all options that are existing paths."""
         found = []
         for value in self.options().values():
-            # A text that is no path may be one that systems refuse: too long, the home of an unknown user.
+            # A text may be an invalid path, for example too long or in the home of an unknown user.
             with contextlib.suppress(OSError, RuntimeError, ValueError):
                 if isinstance(value, str | Path) and value and Path(value).expanduser().exists():
                     found.append(Path(value).expanduser())

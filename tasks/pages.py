@@ -56,7 +56,7 @@ def facts(spec: TaskSpec) -> list[tuple[str, str]]:
     if spec.chance is not None:
         lines.append(("chance", f"{spec.chance:.4g}, the accuracy of the best guess that ignores the input"))
     if spec.facts:
-        lines.append(("also given", ", ".join(spec.facts)))
+        lines.append(("facts", ", ".join(spec.facts)))
     return lines
 
 

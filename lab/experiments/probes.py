@@ -108,7 +108,7 @@ def heads(run: Run) -> tuple[float, float, float]:
         reading = Reading(str(run.folder), found.where, found.scored, found.chance)
         write_atomically(file, heads_as_json(rows, reading))
     (layer,) = read_json(file)["layers"]
-    # If no smaller number suffices, the layer needs as many operators as its rank, which reproduce it.
+    # If no smaller number suffices, the layer needs its rank, at which the operators reproduce it.
     needed = layer["rank"] if layer["functional_heads"] is None else layer["functional_heads"]
     return needed, layer["heads"]["0.1"], layer["score_by_heads"]["0"]
 

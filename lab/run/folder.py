@@ -114,18 +114,18 @@ class RunFolder:
                 raise UsageError(f"{self.path} holds another run: {values}; give another --run_dir, or --overwrite")
 
     def check_data(self, fingerprint: Mapping[str, Any]) -> None:
-        """Check that a run that has already begun still reads the same data.
+        """Check that a run that has already started still reads the same data.
 
         Raises:
             UsageError: other data.
         """
         file = self.path / ENVIRONMENT
-        begun = read_fields(file)
-        if file.exists() and "data" not in begun:
-            raise UsageError(f"{file} is damaged, so its data cannot be verified; --overwrite starts the run anew")
-        if begun and begun.get("data") != json.loads(as_json(fingerprint)):
-            instead = "restore them, or give another --run_dir, or --overwrite"
-            raise UsageError(f"{self.path} was begun with other data: {instead}")
+        recorded = read_fields(file)
+        if file.exists() and "data" not in recorded:
+            raise UsageError(f"{file} is damaged, so the run's data cannot be verified; use --overwrite to rerun")
+        if recorded and recorded.get("data") != json.loads(as_json(fingerprint)):
+            instead = "restore the original data, or give another --run_dir, or --overwrite"
+            raise UsageError(f"{self.path} was started with other data: {instead}")
 
     def metrics(self) -> Metrics | None:
         """Return the metrics of a finished run; None if there are none.
@@ -136,7 +136,7 @@ class RunFolder:
         try:
             return read_metrics(self.path)
         except ValueError as error:
-            raise UsageError(f"{self.path / error.args[0]}; --overwrite starts the run anew") from None
+            raise UsageError(f"{self.path / error.args[0]}; use --overwrite to rerun") from None
 
     def checkpoint_for(self, command: Command) -> Path | None:
         """Return the checkpoint that the command resumes from or tests; None for a new run.
@@ -159,7 +159,7 @@ class RunFolder:
         whole = [file for file in there if is_whole(file)]
         if not whole or (self.best in there and self.best not in whole):
             damaged = ", ".join(str(file) for file in there if file not in whole)
-            raise ValueError(f"damaged: {damaged}; --overwrite starts the run anew")
+            raise ValueError(f"damaged: {damaged}; use --overwrite to rerun")
         return whole[0]
 
     def set_aside_damaged(self) -> list[Path]:

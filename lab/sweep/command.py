@@ -47,7 +47,7 @@ Run train.py for every combination of the values given: on this machine, or on a
   --engine ray [--address HOST]   run as tasks of Ray, here or on a cluster whose nodes share this folder
   --run_dir DIR  --name NAME      keep the runs in DIR/NAME (runs/<the experiment's name>)
   --dry_run                       print the grid and stop
-  --overwrite                     start every run anew
+  --overwrite                     restart every run from scratch
 
 The window of a tuned learning rate (docs/tuning.md) is the range of good rates around the best one, in octaves. A rate
 is good if its score, less chance, is at least 90 % of the best at the last rung that it reached (for an error: 1 - the

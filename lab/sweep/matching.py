@@ -129,14 +129,14 @@ def misses(config: Mapping[str, Any], match: Mapping[str, float]) -> dict[str, i
 
 def _width(config: Mapping[str, Any], knob: str, size: str, wanted: float) -> int:
     """Return the value of `knob` whose size is nearest, by bisection, since sizes grow with every width."""
-    refusals: list[Exception] = []
+    errors: list[Exception] = []
 
     @functools.cache
     def at(width: int) -> int | None:
         try:
             return sizes(_with_width(config, knob, width), size)[size]
         except ValueError as error:  # not every width divides into heads
-            refusals.append(error)
+            errors.append(error)
             return None
 
     def valid(widths: Iterable[int]) -> int | None:
@@ -150,7 +150,7 @@ def _width(config: Mapping[str, Any], knob: str, size: str, wanted: float) -> in
     around = valid(range(low - 1, max(0, low - REACH), -1)), valid(range(low, min(low + REACH, WIDEST + 1)))
     candidates = [width for width in around if width is not None]
     if not candidates:
-        raise UsageError(f"{config['mixer']['name']}: no {knob} is valid: {refusals[-1]}")
+        raise UsageError(f"{config['mixer']['name']}: no {knob} is valid: {errors[-1]}")
     return min(candidates, key=lambda width: abs((at(width) or 0) - wanted))
 
 

@@ -126,12 +126,12 @@ class Sweep:
         for point in grid.points if not request.overwrite else ():
             for each in point.trials or [point.configuration]:
                 folders = {seed: each.folder(seed) for seed in (*point.seeds, *point.tune_seeds)}
-                for seed, begun in folders.items():
-                    begun.check_config(each.command.config | {"seed": seed})
-                if there := [begun for begun in folders.values() if (begun.path / ENVIRONMENT).is_file()]:
+                for seed, run_folder in folders.items():
+                    run_folder.check_config(each.command.config | {"seed": seed})
+                if started := [run for run in folders.values() if (run.path / ENVIRONMENT).is_file()]:
                     fingerprint = build_task(each.command.config).fingerprint()
-                    for begun in there:
-                        begun.check_data(fingerprint)
+                    for run_folder in started:
+                        run_folder.check_data(fingerprint)
         options = [configuration.options for configuration, _ in grid]
         # A matched option is shown even if it comes out the same for all.
         varying = [

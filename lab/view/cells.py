@@ -189,7 +189,7 @@ def run_cell(cell: Cell, record: Record | None, request: Request, stop: Stop) ->
 def _record(cell: Cell, metric: str, runs: Sequence[Run], kept: Record | None) -> Record:
     """Return the record of a cell with these runs added: to the earlier record, or to a new one."""
     metrics, window = runs[0].metrics, runs[0].window
-    begun: Record = kept or {
+    base: Record = kept or {
         "mixer": cell.mixer,
         "task": cell.task,
         "metric": metric,
@@ -210,10 +210,10 @@ def _record(cell: Cell, metric: str, runs: Sequence[Run], kept: Record | None) -
         for run in runs
     ]
     environments = [read_json(run.folder / ENVIRONMENT) for run in runs]
-    return begun | {
-        "runs": sorted(begun["runs"] + added, key=lambda run: run["seed"]),
-        "commits": sorted({*begun["commits"], *(str(each["git"])[:9] for each in environments)}),
-        "machines": sorted({*begun["machines"], *map(machine_of, environments)}),
+    return base | {
+        "runs": sorted(base["runs"] + added, key=lambda run: run["seed"]),
+        "commits": sorted({*base["commits"], *(str(each["git"])[:9] for each in environments)}),
+        "machines": sorted({*base["machines"], *map(machine_of, environments)}),
     }
 
 

@@ -94,14 +94,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    of_file = "default those of configs/leaderboard.yaml"
+    of_file = "default: as in configs/leaderboard.yaml"
     add("--mixers", type=_names, default=[], metavar="A,B", help=f"names, file.py:Class, or all; {of_file}")
     add("--tasks", type=_names, default=[], metavar="A,B", help=of_file)
     add("--seeds", type=_positive, metavar="N", help=f"number of seeds, counted from 0; {of_file}")
     add("--budget_minutes", type=float, metavar="M", help="start no further cell after this time")
     add("--slots", type=_positive, metavar="N", help="runs at a time; default: the cores")
     add("--run_dir", type=Path, default=Path("runs/leaderboard"), metavar="DIR", help="default runs/leaderboard")
-    add("--out", type=Path, metavar="DIR", help="folder of the pages; default that of --run_dir")
+    add("--out", type=Path, metavar="DIR", help="folder of the pages; default: --run_dir")
     add("--dry_run", action="store_true", help="list the missing cells and stop")
     began, stop, failed = time.monotonic(), Stop(), 0
     given, console = parser.parse_args(argv), make_console()
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for at, cell in enumerate(todo, 1):
             minutes = (time.monotonic() - began) / 60
             if given.budget_minutes is not None and minutes >= given.budget_minutes:
-                say(console, f"{minutes:.1f} minutes are spent: {count(len(todo) - at + 1, 'cell')} left")
+                say(console, f"stopped after {minutes:.1f} minutes: {count(len(todo) - at + 1, 'cell')} left")
                 break
             say(console, f"cell {at} of {len(todo)} after {duration(60 * minutes)}: {cell.mixer} on {cell.task}")
             try:

@@ -117,7 +117,7 @@ def generated(function: Callable[..., Any], name: str, source: str) -> type[Gene
     measured = [name for name in MEASURED if name not in own]
     parameters = [*options, *(_option(name, getattr(function, name, None), int | None) for name in measured)]
     meanings = arguments(function) | {name: MEASURED[name] for name in measured}
-    said = paragraphs(function) if function.__doc__ else [f"Examples that {source} draws."]
+    about = paragraphs(function) if function.__doc__ else [f"Examples from {source}."]
     lines = [f"    {each.name}: {meanings[each.name]}" for each in parameters if each.name in meanings]
 
     def __init__(self: Generated, **options: Any) -> None:
@@ -129,7 +129,7 @@ def generated(function: Callable[..., Any], name: str, source: str) -> type[Gene
         getattr(function, "__name__", name),
         (Generated,),
         {
-            "__doc__": "\n\n".join([*said, "\n".join(["Args:", *lines])]),
+            "__doc__": "\n\n".join([*about, "\n".join(["Args:", *lines])]),
             "__module__": __name__,
             "__init__": __init__,
             "function": staticmethod(function),

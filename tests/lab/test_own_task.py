@@ -56,10 +56,10 @@ def test_a_run_of_ones_own_task(
 
     make(tmp_path, name, late=1)
     assert train.main(argv) == 2
-    assert "was begun with other data" in error_line(capsys)
+    assert "was started with other data" in error_line(capsys)
     (folder / "metrics.json").unlink()
     assert train.main(argv) == 2
-    assert "was begun with other data" in error_line(capsys)
+    assert "was started with other data" in error_line(capsys)
     shutil.move(tmp_path / name, tmp_path / f"moved_{name}")
     assert train.main(argv) == 2
     assert f"put {name} there" in error_line(capsys)
@@ -88,4 +88,4 @@ def test_a_sweep_over_ones_own_tasks(
     assert {run.config["task"]["name"] for run in runs} == {str(tmp_path / each / "own.npz") for each in "ab"}
     make(tmp_path / "b", "own.npz", late=1)
     assert sweep(RUNS.command(tmp_path / "runs", "--task", "a/own.npz,b/own.npz")) == 2
-    assert "was begun with other data" in error_line(capsys, "sweep.py")
+    assert "was started with other data" in error_line(capsys, "sweep.py")

@@ -190,7 +190,7 @@ def test_without_a_checkpoint_that_restores_the_run_it_is_refused(
     before = {file: file.stat().st_mtime_ns for file in path.rglob("*")}
     capsys.readouterr()
     assert go(tmp_path) == 2
-    assert f"damaged: {', '.join(map(str, files))}; --overwrite" in error_line(capsys)
+    assert f"damaged: {', '.join(map(str, files))}; use --overwrite" in error_line(capsys)
     assert {file: file.stat().st_mtime_ns for file in path.rglob("*") if file.name != "lock"} == before
     assert go(tmp_path, "--overwrite") == 0
 

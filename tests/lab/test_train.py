@@ -110,7 +110,7 @@ def test_a_finished_run_is_shown_and_tested_but_not_touched(finished: Path, caps
     before = contents(finished)
     assert go(finished) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("this run is finished; --overwrite")
+    assert shown.startswith("this run is finished; use --overwrite")
     assert go(finished, "--test_only") == 0
     accuracy = re.compile(r"test accuracy.*\)")
     assert accuracy.findall(shown) == accuracy.findall(capsys.readouterr().out) != []
