@@ -111,7 +111,7 @@ class Request:
         elif flag == "run_dir":
             self.run_dir = Path(value)
         elif flag in ("slots", "per_device"):
-            if not value.isdigit() or int(value) < 1:
+            if not value.isdecimal() or int(value) < 1:
                 raise UsageError(f"--{flag} must be a whole number >= 1, got {value}")
             setattr(self, flag, int(value))
             if self.slots and self.per_device:
