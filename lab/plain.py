@@ -58,7 +58,7 @@ def read_mapping(path: str | Path, source: str | None = None) -> dict[str, Any]:
         raise UsageError(f"{source}: cannot be read: not UTF-8 text") from None
     values = {} if values is None else values
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise UsageError(f"{source}: must hold a mapping of options, for example 'mixer: {{name: hybrid}}'")
+        raise UsageError(f"{source}: must contain a mapping of options, for example 'mixer: {{name: hybrid}}'")
     return values
 
 

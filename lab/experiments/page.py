@@ -48,7 +48,7 @@ def panels(spec: Spec, rows: Sequence[Row]) -> list[Panel]:
 
 def _panel(plot: Mapping[str, Any], title: str, rows: Sequence[Row]) -> Panel:
     x, y, log = plot["x"], plot["y"], plot.get("log", "")
-    score = y.rpartition("/")[2] if y.startswith("test/") else y  # the title has the rest
+    score = y.rpartition("/")[2] if y.startswith("test/") else y  # the panel's title describes the test
     names: tuple[str, ...] = ()
     if isinstance(x, list) or (x != "length" and any(math.isnan(number_of(row, x)) for row in rows)):
         renamed = plot.get("names", {})

@@ -1,4 +1,4 @@
-"""The environment of a run: the commit of the code, versions of libraries, the machine."""
+"""Record the environment of a run: commit of the code, versions of libraries, machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def git(*arguments: str) -> str | None:
 
 def environment() -> dict[str, Any]:
     """Return the conditions of a result besides its configuration: code, versions, machine."""
-    from importlib import metadata  # slow, and --help does without
+    from importlib import metadata  # slow, and not needed for --help
 
     import torch
 
@@ -45,7 +45,7 @@ def environment() -> dict[str, Any]:
 
 
 def machine_of(environment: Mapping[str, Any]) -> str:
-    """Describe in one phrase the machine of an `environment`."""
+    """Return a phrase that describes the machine of an `environment`."""
     gpus = f"{', '.join(sorted(set(environment['gpus'])))}, " if environment["gpus"] else ""
     system = environment["machine"].split("-with-")[0]
     versions = f"Python {environment['python']}, torch {environment['versions']['torch']}"

@@ -98,7 +98,7 @@ class Request:
             if flag in SWITCHES:
                 setattr(request, flag, True)
             elif value is None and flag in NOT_SWEPT:
-                raise UsageError(f"--{flag} cannot be swept; give it to train.py")
+                raise UsageError(f"--{flag} cannot be swept; use it with train.py")
             elif value is None:
                 raise UsageError(f"--{flag} needs a value; see sweep.py --help")
             else:

@@ -143,7 +143,7 @@ def expand(experiment: Experiment, run_dir: Path) -> Grid:
         UsageError: an option that no mixer of the grid has, values that train.py rejects, sizes that cannot be matched.
     """
     for key in {key for grid in (experiment.fixed, *experiment.grids) for key in grid} & NOT_SWEPT:
-        raise UsageError(f"--{key} cannot be swept; give it to train.py")
+        raise UsageError(f"--{key} cannot be swept; use it with train.py")
 
     @functools.cache
     def declared_for(naming: tuple[str, ...]) -> tuple[dict[str, Option], dict[str, str]]:

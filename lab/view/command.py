@@ -55,12 +55,12 @@ def main(argv: Sequence[str]) -> int:
     add("--port", type=int, metavar="N", help="port of TensorBoard (6006, or the next free one)")
     arguments = parser.parse_args(argv)
     if arguments.port is not None and not arguments.tensorboard:
-        raise UsageError("--port goes with --tensorboard")
+        raise UsageError("--port needs --tensorboard")
     if arguments.out is not None and arguments.tensorboard:
-        raise UsageError("--tensorboard writes no files: leave --out out")
+        raise UsageError("--tensorboard writes no files; drop --out")
     if arguments.figure is not None:
         if arguments.tensorboard or arguments.out is not None:
-            raise UsageError("--figure writes only the figure: leave --tensorboard and --out out")
+            raise UsageError("--figure writes only the figure; drop --tensorboard and --out")
         require_kind("--figure", arguments.figure)
     gc.disable()  # many objects but hardly a cycle: collection would take an eighth of the time
     try:

@@ -132,7 +132,7 @@ def figure_of(chart: Chart) -> dict[str, Any]:
     if chart.is_share:
         y_axis["range"] = [-0.03, 1.03]
     elif chart.log_y:
-        # Over several decades, label only the decades; within one or two, also numbers between them.
+        # Over more than two decades, label only the decades; else also the numbers between them.
         values = [y for each in chart.series for y in each.y]
         y_axis |= {"exponentformat": "power", "dtick": 1 if max(values) > 100 * min(values) else None}
     named = len(chart.series) <= _LEGEND_ENTRIES

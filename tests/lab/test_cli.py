@@ -308,7 +308,7 @@ def test_a_bad_flag_is_one_line(argv: str, message: str) -> None:
     [
         ("lr: [1", "not valid YAML"),
         ("mixer: {name: hybrid}\nlr: 1e-3\nlr: 1e-2", "line 3: lr is given twice"),
-        ("1: 2", "must hold a mapping"),
+        ("1: 2", "must contain a mapping"),
         ("mixer: [attention]", "mixer must be a mapping"),
         ("mixer: {name: 5}", "unknown mixer 5"),
         ("mixer: {n_headz: 5}", "unknown key mixer.n_headz (did you mean mixer.n_heads?)"),
