@@ -249,7 +249,7 @@ class Alphabet(small.Echo):
     [
         (create_task("needle", distance=7), [64, 7], "^needle: seq_len must be > distance, got seq_len=7, distance=7$"),
         (create_task("needle", distance=7), [0], "^test_lengths must be positive integers, got 0$"),
-        (Alphabet(), [16], "^alphabet: at length 16 vocab_size is 16, in training it is 8$"),
+        (Alphabet(), [16], "^alphabet: vocab_size is 16 at length 16, but 8 in training$"),
     ],
 )
 def test_lengths_that_cannot_be_tested_are_refused(tmp_path: Path, task: Any, lengths: list[int], message: str) -> None:

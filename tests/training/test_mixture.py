@@ -63,18 +63,18 @@ def test_examples_are_shared_out_to_the_last(n: int, weights: list[int]) -> None
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"mixture": []}, "mixture must hold at least one segment, such as {seq_len: 128}, got []"),
+    ({"mixture": []}, "mixture must contain at least one segment, such as {seq_len: 128}, got []"),
     ({"mixture": [{"weight": "x"}]}, "mixture, segment 1: weight must be a positive number, got 'x'"),
     (
         {"test_segments": [{"seq_len": 32, "weight": 2}]},
-        "test_segments, segment 1: has no weight, it is not trained on; got weight=2",
+        "test_segments, segment 1: takes no weight, because it is only tested; got weight=2",
     ),
     ({"mixture": [3]}, "mixture, segment 1: must be a mapping of options, such as {vocab_size: ...}, got 3"),
     ({"mixture": [{"pairs": 3}]}, "mixture, segment 1: unknown mqar option 'pairs' (did you mean 'n_pairs'?); choose "),
     ({"mixture": [{"seq_len": 31}]}, "mixture, segment 1: mqar: seq_len must be even, got seq_len=31"),
     (
         {"mixture": [{}, {"vocab_size": 128}]},
-        "mqar: vocab_size is 128 in mixture, segment 2, 256 in mixture, segment 1",
+        "mqar: vocab_size is 128 in mixture, segment 2, but 256 in mixture, segment 1",
     ),
     (
         {"mixture": [{}, {"seq_len": 32}], "test_segments": [{"seq_len": 32}]},
@@ -82,7 +82,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"mixture": PAIRS, "test_lengths": [32]},
-        "test_lengths need a task of one shape; with a mixture, name shapes in test_segments",
+        "test_lengths need a task of one shape; with a mixture, give shapes in test_segments",
     ),
     (
         {"mixture": [{"seq_len": 16, "weight": 50}, {"seq_len": 32}]},
