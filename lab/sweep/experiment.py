@@ -238,6 +238,6 @@ def _range(value: Any, flag: str) -> list[Any]:
         n = int(ends[3]) if ends[3] else 1 + max(1, round(2 * math.log10(high / low)))
         if not 0 < low < high or n < 2:
             raise ValueError
-    except (ValueError, ZeroDivisionError):
+    except (ValueError, ZeroDivisionError, OverflowError):
         raise UsageError(f"{flag}: expected ascending ends above 0, such as 1e-4..1e-2:5, got {value}") from None
     return [low, *(float(f"{low * (high / low) ** (i / (n - 1)):.2g}") for i in range(1, n - 1)), high]
