@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -97,7 +98,12 @@ def _task(arguments: argparse.Namespace, flags: Sequence[str]) -> Task:
     try:
         parsed = parser.parse_args([f"--{flag}={value}" for flag, value in given.items()])
     except ArgumentError as error:
-        raise UsageError(" ".join(str(error).split())) from None
+        key = re.search(r'Parser key "([^"]+)"', str(error))
+        if key is None or key[1] not in given:
+            raise UsageError(" ".join(str(error).split())) from None
+        hint = inspect.signature(cls, eval_str=True).parameters[key[1]].annotation
+        expected = hint.__name__ if isinstance(hint, type) else str(hint).removeprefix("typing.")
+        raise UsageError(f"--{key[1]}: expected {expected}, got {given[key[1]]}") from None
     return cls(**parsed.as_dict())
 
 
@@ -202,7 +208,7 @@ def _stats(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
             ("entropy of the labels", f"{entropy:.4g} bits"),
             ("majority guesser", f"{share.max():.4f}   (chance {spec.chance:.4f})"),
         ]
-        for label in np.argsort(-share, kind="stable")[:5]:
+        for label in np.argsort(-share, kind="stable")[: min(5, np.count_nonzero(share))]:
             facts.append((f"label {task.label_text(int(label))}", f"{100 * share[label]:.2f} %"))
     for name in spec.facts:
         values = arrays[name][labelled]

@@ -85,6 +85,24 @@ def test_stats_count_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "variance" in capsys.readouterr().out
 
 
+def test_stats_list_only_classes_that_occur(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["stats", "needle", "--distance", "9", "--n", "1"]) == 0
+    assert len([line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("label ")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ("needle --distance x", "--distance: expected int, got x"),
+        ("mqar --n_pairs x", "--n_pairs: expected int | None, got x"),
+        ("text --unit x", "--unit: expected Literal['bytes', 'characters'], got x"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_one_line(argv: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["show", *argv.split()]) == 2
+    assert capsys.readouterr().err == f"tasks: error: {expected}\n"
+
+
 def test_parquet_holds_the_examples_and_says_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert command.main(["export", "mqar", *SMALL, "--n", "7", "--seed", "2"]) == 0
