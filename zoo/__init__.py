@@ -1,4 +1,4 @@
-"""Interchangeable sequence mixers on one contract. Importing this package imports nothing else."""
+"""Interchangeable sequence mixers behind one interface. Public names are imported on first use."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The command `zoo`: mixers and their measured comparison, the theory's claims and figures, runs side by side.
+"""The command line `zoo`: list, measure and check mixers, count heads, and test the claims of the theory.
 
-`zoo --help` and a misspelt name need no torch; tables and pictures need the extra `report`.
+`zoo --help` and the errors for misspelt names do not import torch. Tables and plots need the extra `report`.
 """
 
 from __future__ import annotations
@@ -30,26 +30,27 @@ if TYPE_CHECKING:
     from zoo.theory.claims.claim import Settings
 
 PROGRAM = "zoo"
-# An OpenMP thread that waits for another should give its core away; read when torch is imported.
+# Waiting OpenMP threads should yield their core. OpenMP reads this when torch is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 FIGURES = {
-    "staircase": "error against number of heads: the bound, training on it, the step to zero at H = k",
-    "gradients": "gradient against distance of several mixers, on random input and on highway input",
+    "staircase": "error against number of heads: the lower bound, trained models, the drop to zero at H = k",
+    "gradients": "gradient against distance for several mixers, on random input and on highway input",
     "highways": "gradient against distance in cases that theory predicts: SSMs, attention, closed gates, a stack",
 }
+"""Figures of `zoo figure` and their help."""
 
 FIGURE_MIXERS = ("attention", "diagonal_ssm", "selective_ssm", "gated_delta_net", "lstm", "hybrid")
-"""Mixers in the figure of gradients unless --mixer names others; more would hide each other."""
+"""Default mixers of the figure `gradients`; with more, the curves hide each other."""
 
 
 @ends_unread
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit status.
 
-    0: done. 1: a claim fails, a slogan is not refuted, a checked property fails, a file cannot be written, or memory is
-    short. 2: the command line cannot be followed, or a package that it needs is not installed. 3: claims are undecided,
-    and none fails. 130: interrupted.
+    0: success. 1: a claim fails, a slogan is not refuted, a checked property fails, a file cannot be written, or memory
+    runs out. 2: the command line is invalid, or a package that it needs is not installed. 3: no claim fails, but some
+    are undecided. 130: interrupted.
     """
     try:
         argv = sys.argv[1:] if argv is None else argv
@@ -77,10 +78,10 @@ def _parser() -> Parser:
 
 
 def _other_verb(name: str) -> Callable[[Sequence[str]], int]:
-    """Return a verb that another package offers.
+    """Return the verb of this name from another package.
 
     Raises:
-        UsageError: there is none of that name, or its package is not installed.
+        UsageError: no package declares this verb, or its package is not installed.
     """
     targets = dict(entry_points(OTHER_VERBS))
     if name not in targets:
@@ -89,43 +90,44 @@ def _other_verb(name: str) -> Callable[[Sequence[str]], int]:
     if name not in verbs:
         package = targets[name].partition(".")[0]
         raise UsageError(
-            f"{PROGRAM} {name} needs the package {package} of the project's repository, which is not installed with "
-            f"the library: run python -m {PROGRAM} {name} in a clone"
+            f"{PROGRAM} {name} needs the package {package}, which is part of the project's repository but not of the "
+            f"installed library: run python -m {PROGRAM} {name} in a clone"
         )
     return verbs[name]
 
 
 def _declare_mixers(parser: Parser) -> None:
-    parser.description = "List the mixers; with a name, its definition and options."
-    parser.add_argument("name", nargs="?", metavar="NAME", help="a mixer")
+    parser.description = "List all mixers, or show the definition and options of one."
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the mixer to show; default: list all")
     parser.set_defaults(run=_mixers)
 
 
 def _declare_pages(parser: Parser) -> None:
-    parser.description = "Write a page for each mixer, from its docstring, and one that lists them by family."
+    parser.description = "Write a page per mixer from its docstring, and an index by family."
     _declare_out(parser, "docs/mixers")
     parser.set_defaults(run=_pages)
 
 
 def _declare_measure(parser: Parser) -> None:
     parser.description = (
-        "Measure each mixer: interaction rank and the predicted one, heads for an error, gradient decay, cost "
-        "against length, input dependence, sizes. Prints tables; writes measure.md, measure.json and measure.png."
+        "Measure each mixer: measured and predicted interaction rank, heads needed for a given error, gradient decay, "
+        "cost against length, input dependence, sizes. Prints tables; writes measure.md, measure.json and measure.png."
     )
     add, number = parser.add_argument, _number(parser)
-    add("--mixer", nargs="+", action="extend", metavar="NAME", help="which mixers; default all")
+    add("--mixer", nargs="+", action="extend", metavar="NAME", help="mixers to measure; default all")
     add(
         "--ckpt_path",
         metavar="RUN",
-        help="a run folder, a .ckpt file or the folder of a transformers model: one row per layer of it",
+        help="measure the layers of a trained model instead, one row per layer: "
+        "a run folder, a .ckpt file or the folder of a transformers model",
     )
     _declare_allow(parser)
     number("--d_model", help="width of the mixers; default 16")
-    number("--n_heads", "--heads", help="heads of the mixers that have them; default 4")
-    number("--seq_len", help="positions of the operators; default 64")
-    number("--gradient_len", least=16, help="positions of the gradient profiles; default 256")
-    number("--lengths", nargs="+", help="lengths at which costs are measured; default 512 1024 2048")
-    number("--seed", help="seed of every draw; default 0")
+    number("--n_heads", "--heads", help="heads of mixers with this option; default 4")
+    number("--seq_len", help="sequence length of the operators; default 64")
+    number("--gradient_len", least=16, help="sequence length of the gradient profiles; default 256")
+    number("--lengths", nargs="+", help="sequence lengths for the costs; default 512 1024 2048")
+    number("--seed", help="seed of all random numbers; default 0")
     number("--seeds", least=5, dest="n_seeds", help="draws for the gradient's interval, at least 5; default 8")
     add("--device", metavar="DEVICE", help="cpu or cuda; default cpu")
     _declare_out(parser, "runs/measure")
@@ -138,57 +140,53 @@ def _declare_allow(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="PLACE:CLASS",
-        help="a class of your own that a file may name, and that is imported; repeatable; a run needs none",
+        help="import this class of yours if the model file refers to it; repeatable; not needed for a run folder",
     )
 
 
 def _declare_heads(parser: Parser) -> None:
     parser.description = (
-        "How many heads a model has, spans and uses: a row per layer. Functional heads: the layer cut to its best "
-        "operators, read on some sequences; the fewest that keep the model's score on others."
+        "Count the heads that each layer of a model has, spans and uses. To count functional heads, we cut a layer to "
+        "its best operators, found on some sequences, and report the fewest that keep the model's score on others."
     )
     add, number = parser.add_argument, _number(parser)
     add("model", metavar="MODEL", help="a run folder, a .ckpt file or the folder of a transformers model")
     _declare_allow(parser)
     add("--text", type=Path, metavar="FILE", help="text to read, for a transformers model with a tokenizer")
-    add("--inputs", type=Path, metavar="FILE", help=".npz file to read: inputs, and labels by which to score")
-    number("--seq_len", help="positions of a sequence; default 64, for a run the length of its task")
-    number("--sequences", least=1, default=8, help="sequences on which operators are read; default 8")
-    scored = "sequences on which a cut model is scored; default 24, fewer for a large model"
+    add("--inputs", type=Path, metavar="FILE", help=".npz file with inputs, and labels for the score")
+    number("--seq_len", help="sequence length; default: of the run's task, otherwise 64")
+    number("--sequences", least=1, default=8, help="sequences on which operators are computed; default 8")
+    scored = "further sequences, to score cut models; default 24, fewer for a large model"
     number("--others", least=1, help=scored)
     add(
         "--functional",
         choices=("auto", "always", "never"),
         default="auto",
-        help="count functional heads by cutting layers; default auto: unless that needs over 15 minutes on two cores",
+        help="count functional heads by cutting layers; auto (default) skips this if it needs over 15 minutes on two "
+        "cores",
     )
-    number("--processes", least=1, help="that share the layers, each with memory of its own; default: the cores")
-    add(
-        "--html",
-        type=Path,
-        metavar="PAGE",
-        help="write a page on which to explore the layers",
-    )
-    add("--json", type=Path, metavar="FILE", help="write all that was measured")
+    number("--processes", least=1, help="parallel processes, each with its own memory; default: number of cores")
+    add("--html", type=Path, metavar="PAGE", help="write an interactive page about the layers")
+    add("--json", type=Path, metavar="FILE", help="write all measurements")
     parser.set_defaults(run=_heads)
 
 
 def _declare_claims(parser: Parser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = (
-        "Measure predictions of the theory and judge them. Prints a table; writes claims.md, claims.json and plots.\n"
-        "Exits with 1 when a claim fails or a slogan is not refuted, with 3 when some are only undecided."
+        "Test predictions of the theory. Prints a table; writes claims.md, claims.json and plots.\n"
+        "Exit status: 1 if a claim fails or a slogan is not refuted; otherwise 3 if some are undecided."
     )
     parser.epilog = "\n".join(["claims:", *listing({name: CLAIMS.summary(name) for name in CLAIMS})])
     add = parser.add_argument
-    add("names", nargs="*", metavar="NAME", help="which claims; default all")
-    add("--paper", metavar="NUMBER", help="the claims whose source names this paper, such as 2411.12537")
-    add("--page", type=Path, metavar="FILE", help="write the list of claims by paper, and measure nothing")
-    add("--full", action="store_true", help="larger sizes, on a GPU if there is one")
+    add("names", nargs="*", metavar="NAME", help="claims to test; default all")
+    add("--paper", metavar="NUMBER", help="also test the claims that cite this paper, such as 2411.12537")
+    add("--page", type=Path, metavar="FILE", help="only write the list of claims by paper; measure nothing")
+    add("--full", action="store_true", help="larger sizes, on a GPU if available")
     _declare_settings(parser)
     number = _number(parser)
     number("--ranks", nargs="+", help="interaction ranks of the teachers, 1 to 16; default 1 2 4 8")
-    number("--starts", help="starts of an optimiser of a loss that is not convex; default 2")
+    number("--starts", help="restarts of optimisers of non-convex losses; default 2")
     _declare_out(parser, "runs/claims")
     parser.set_defaults(run=_claims)
 
@@ -197,10 +195,10 @@ def _declare_figure(parser: Parser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = "Measure and draw one figure."
     parser.epilog = "\n".join(["figures:", *listing(FIGURES)])
-    parser.add_argument("name", metavar="NAME", help="which figure")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="a name in .pdf, .svg or .png; default NAME.png")
+    parser.add_argument("name", metavar="NAME", help="the figure")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="output: .pdf, .svg or .png; default NAME.png")
     parser.add_argument(
-        "--mixer", nargs="+", metavar="NAME", help=f"which mixers, for gradients; default {' '.join(FIGURE_MIXERS)}"
+        "--mixer", nargs="+", metavar="NAME", help=f"mixers, for gradients; default {' '.join(FIGURE_MIXERS)}"
     )
     _declare_settings(parser)
     parser.set_defaults(run=_figure)
@@ -208,15 +206,15 @@ def _declare_figure(parser: Parser) -> None:
 
 def _declare_settings(parser: Parser) -> None:
     number = _number(parser)
-    number("--seed", help="seed of every draw; default 0")
-    number("--seeds", least=5, dest="n_seeds", help="repetitions, of which medians are taken")
-    number("--seq_len", least=16, help="positions of the gradient profiles")
-    number("--steps", help="training steps, where something is trained")
-    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda")
+    number("--seed", help="seed of all random numbers; default 0")
+    number("--seeds", least=5, dest="n_seeds", help="number of repetitions, at least 5; results are medians")
+    number("--seq_len", least=16, help="sequence length of the gradient profiles")
+    number("--steps", help="training steps, if a model is trained")
+    parser.add_argument("--device", metavar="DEVICE", help="cpu or cuda")
 
 
 def _number(parser: Parser) -> Callable[..., argparse.Action]:
-    """Return a function that declares a flag with a whole number, of at least `least` if that is given."""
+    """Return a function that declares an integer flag, with the lower bound `least` if given."""
 
     def declare(*names: str, least: int | None = None, **options: Any) -> argparse.Action:
         def number(text: str) -> int:
@@ -233,34 +231,36 @@ def _number(parser: Parser) -> Callable[..., argparse.Action]:
 
 def _folder(text: str) -> Path:
     if Path(text).exists() and not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a file: give a folder")
+        raise argparse.ArgumentTypeError(f"{text} is a file, but a folder is needed")
     return Path(text)
 
 
 def _declare_out(parser: Parser, folder: str) -> None:
     parser.add_argument(
-        "--out", type=_folder, default=Path(folder), metavar="DIR", help=f"where files go; default {folder}"
+        "--out", type=_folder, default=Path(folder), metavar="DIR", help=f"output folder; default {folder}"
     )
 
 
 VERBS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "mixers": ("list the mixers, or show the options of one", _declare_mixers),
-    "measure": ("the comparison table, measured: a row per mixer, or per layer of a trained model", _declare_measure),
-    "heads": ("how many heads a model of yours has, spans and uses, layer by layer", _declare_heads),
-    "claims": ("predictions of the theory, measured and judged", _declare_claims),
-    "figure": ("one of the figures of the theory", _declare_figure),
+    "measure": ("measure and compare mixers, or the layers of a trained model", _declare_measure),
+    "heads": ("count the heads that each layer of your model has, spans and uses", _declare_heads),
+    "claims": ("test predictions of the theory", _declare_claims),
+    "figure": ("draw a figure of the theory", _declare_figure),
     "check": (checking.SUMMARY, checking.declare),
-    "pages": ("a page for each mixer, as docs/mixers has them", _declare_pages),
+    "pages": ("write the pages of docs/mixers", _declare_pages),
 }
-"""What each verb does, and its flags."""
+"""Help of each verb, and the function that declares its flags."""
 
 OTHER_VERBS = "zoo.commands"
-"""Entry points of this group are verbs of other packages: functions that take the rest of the command line and return
-the exit status. The first line of their docstring is their help. The project's `lab` offers `compare`."""
+"""Group of entry points through which other packages add verbs.
+
+A verb is a function from the rest of the command line to the exit status. The first line of its docstring is its help.
+The project's `lab` adds `compare`."""
 
 
 def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Return the flags among `names` that were given; of several values a tuple."""
+    """Return the values of the flags in `names` that were given; lists become tuples."""
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
 
@@ -268,11 +268,11 @@ def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
 def _mixers(arguments: argparse.Namespace) -> int:
     if arguments.name is None:
         entries = {name: MIXERS.entry(name) for name in MIXERS}
-        said = listing({n: f"{e.year}  {MIXERS.summary(n)} [{e.source}]" for n, e in entries.items()})
+        lines = listing({n: f"{e.year}  {MIXERS.summary(n)} [{e.source}]" for n, e in entries.items()})
         for family in dict.fromkeys(entry.family for entry in entries.values()):
-            of_family = (line for line, entry in zip(said, entries.values(), strict=True) if entry.family == family)
+            of_family = (line for line, entry in zip(lines, entries.values(), strict=True) if entry.family == family)
             print(f"{family}:", *of_family, sep="\n")
-        print(f"\noptions of one: {PROGRAM} mixers NAME")
+        print(f"\nTo show the options of a mixer: {PROGRAM} mixers NAME")
         return 0
     name = MIXERS.check(arguments.name)
     from zoo.pages import options
@@ -284,10 +284,8 @@ def _mixers(arguments: argparse.Namespace) -> int:
     print(f"{inspect.getdoc(MIXERS[name])}\n")
     found = [option for option in options(name) if option.name != "d_model"]
     print("options:" if found else "no options")
-    usual = {
-        o.name: "required" if o.default is inspect.Parameter.empty else f"{o.default!r} unless given" for o in found
-    }
-    for line in listing({option.name: f"{option.kind}, {usual[option.name]}" for option in found}):
+    defaults = {o.name: "required" if o.default is inspect.Parameter.empty else f"default {o.default!r}" for o in found}
+    for line in listing({option.name: f"{option.kind}, {defaults[option.name]}" for option in found}):
         print(line)
     return 0
 
@@ -305,7 +303,7 @@ def _measure(arguments: argparse.Namespace) -> int:
     fresh = _given(arguments, "mixer", "d_model", "n_heads")
     if arguments.ckpt_path is not None and fresh:
         raise UsageError(
-            f"--{next(iter(fresh))} cannot be combined with --ckpt_path, which brings a model with its own"
+            f"--{next(iter(fresh))} cannot be combined with --ckpt_path: it is an option of newly built mixers"
         )
     _check_report()
     from zoo.report.page import print_page
@@ -375,23 +373,23 @@ def _heads(arguments: argparse.Namespace) -> int:
     print_page(model_heads_page(rows, reading), console)
     if not cut and arguments.functional == "auto":
         console.print(
-            f"Layers were not cut: that takes one core at least about {duration(seconds)}. --functional always cuts "
-            "them, sooner with fewer --others."
+            f"Functional heads were not counted: that would take at least about {duration(seconds)} on one core. "
+            "Use --functional always to count them; fewer --others are faster."
         )
     _print_files(write_all("", {str(path): write(rows, reading) for path, write in files.items()}))
     return 0
 
 
 def _trained(path: str, allow: Sequence[str] = (), taker: str = "--ckpt_path") -> Backbone:
-    """Return the model of a run or a checkpoint, or of a folder that transformers or `save_pretrained` wrote.
+    """Load the model of a run, a checkpoint, or a folder written by transformers or `save_pretrained`.
 
     Args:
-        path: the run, the file or the folder.
-        allow: classes of others that a file may name.
-        taker: the argument that has it, for messages.
+        path: the run folder, the file or the folder.
+        allow: classes outside the package that may be imported; see `zoo.load`.
+        taker: the argument or command that received `path`, for error messages.
 
     Raises:
-        ValueError: none of these; errors of `zoo.load` and `zoo.load_transformers`.
+        ValueError: `path` is none of these; errors of `zoo.load` and `zoo.load_transformers`.
     """
     from zoo.loading.names import CHECKPOINTS
     from zoo.loading.saved import load
@@ -402,8 +400,8 @@ def _trained(path: str, allow: Sequence[str] = (), taker: str = "--ckpt_path") -
         return load(path, allow=allow or None)
     if not (folder / "config.json").is_file():
         raise ValueError(
-            f"{path} is neither a run, with a folder {CHECKPOINTS}, nor a transformers model, with a config.json; "
-            f"{taker} takes one of them, or a .ckpt file"
+            f"{path} is not a model folder: it has no {CHECKPOINTS} folder (as a run) and no config.json (as a "
+            f"transformers model); {taker} needs one of these, or a .ckpt file"
         )
     if (folder / FILE).is_file() and '"model_type"' not in (folder / "config.json").read_text(encoding="utf-8"):
         return load(folder / FILE, allow=allow)
@@ -411,7 +409,7 @@ def _trained(path: str, allow: Sequence[str] = (), taker: str = "--ckpt_path") -
     from zoo.loading.transformers import load_transformers
 
     model = load_transformers(folder)
-    assert isinstance(model, Backbone)  # layers have no folders
+    assert isinstance(model, Backbone)  # load_transformers returns layers only when given layers
     return model
 
 
@@ -451,7 +449,7 @@ def _figure(arguments: argparse.Namespace) -> int:
         raise UsageError(unknown("figure", arguments.name, FIGURES))
     gradients = arguments.name == "gradients"
     if (arguments.steps if gradients else arguments.mixer) is not None:
-        raise UsageError(f"figure {arguments.name} has no --{'steps' if gradients else 'mixer'}")
+        raise UsageError(f"figure {arguments.name} has no option --{'steps' if gradients else 'mixer'}")
     names = [MIXERS.check(name) for name in arguments.mixer or FIGURE_MIXERS]
     _check_report()
     from zoo.report.files import write_all
@@ -480,7 +478,7 @@ def _figure(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace, full: bool) -> Settings:
-    """Return the sizes of claims, quick or full, changed by the flags."""
+    """Return the quick or full settings of claims, with the given flags applied."""
     import torch
 
     from zoo.theory.claims.claim import FULL, QUICK
@@ -494,7 +492,7 @@ def _settings(arguments: argparse.Namespace, full: bool) -> Settings:
 
 
 def _check_report(*more: str) -> None:
-    """Raise, before anything is measured, if a module that shows the result or a further one is not installed."""
+    """Raise if a module that the report needs is not installed: before measuring, so that no work is lost."""
     for module in ("rich.table", "matplotlib.figure", *more):
         require_extra(module)
 

@@ -1,4 +1,4 @@
-"""A model: embedding or input projection, blocks, norm, head."""
+"""`Backbone`, a whole model around a mixer: embedding or input projection, blocks, final norm, head."""
 
 from __future__ import annotations
 
@@ -41,48 +41,49 @@ BLOCK_OPTIONS = sorted(
 
 
 class Backbone(Pretrained):
-    """Tokens or vectors in, logits or regressed vectors out.
+    """A model from tokens or vectors to logits or regressed vectors.
 
-    residual: embedding, n_layers times (norm, mixer, norm, SwiGLU or experts) with residuals, norm, head. bare: mixers
-    one after the other, no norm, residual or channel mixer; input projection and head are left out where the widths
-    agree, so that a single mixer can be fitted by itself.
+    backbone="residual": embedding, n_layers blocks (norm, mixer, norm, SwiGLU or experts; both halves with residuals),
+    norm, head. backbone="bare": only the mixers, without norms, residuals or channel mixers. It omits the input
+    projection and the head if the widths agree, so that you can fit a mixer alone.
 
     Args:
-        mixer: `{"name": ..., **options}` as `zoo.create_mixer` takes them.
+        mixer: `{"name": ..., **options}`, the arguments of `zoo.create_mixer`.
         d_model: width of the residual stream.
-        n_layers: blocks.
-        vocab_size: tokens in the vocabulary; give this or d_input.
-        d_input: width of input vectors.
-        n_outputs: classes, or regressed channels.
-        d_channel: inner width of SwiGLU; default 2 * d_model, 0 for none.
+        n_layers: number of blocks.
+        vocab_size: size of the vocabulary, for tokens as input; give this or d_input.
+        d_input: width of the input vectors.
+        n_outputs: number of classes, or of regressed channels.
+        d_channel: inner width of the SwiGLU; default 2 * d_model, 0 for none.
         d_conv: width of a causal depthwise convolution before each mixer; 0 for none.
-        canon: places of Canon layers, x_t plus a depthwise convolution of the last four positions (Allen-Zhu
-            2512.17351): letters of A (before each mixer, after its norm), C (before the channel mixer, after
-            its norm) and D (inside the SwiGLU), or none.
+        canon: where to put Canon layers (x_t plus a depthwise convolution of the last four positions, Allen-Zhu
+            2512.17351): none, or letters of A (before each mixer, after its norm), C (before the channel mixer, after
+            its norm) and D (inside the SwiGLU).
         backbone: residual or bare.
-        decode_from: from this position on, a decoder sees nothing of the positions before it but the blocks' output at
-            the last of them; 0 for no decoder.
+        decode_from: adds a decoder (`zoo.blocks.Autoencoder`) for the positions from this one on. Of the positions
+            before, it sees only the blocks' output at the last one. 0 for no decoder.
         n_experts: experts in the channel mixer of each expert layer; 0 for a single SwiGLU in every layer.
-        top_k: how many experts serve a position.
+        top_k: number of experts per position.
         expert_period: layers expert_offset, expert_offset + expert_period, ... have experts.
-        expert_offset: the first of them.
+        expert_offset: first layer with experts.
         norm_eps: epsilon of the residual backbone's norms.
-        norm_type: kind of the residual blocks' norms and the last one: rms, or layer for norms with mean and bias
-            (RWKV-4); a decoder and shared parts keep RMS norms.
-        blocks: options of each layer's `ResidualBlock` by itself, such as `{"d_channel": 128, "channel": "relu2"}`, in
-            place of d_channel, n_experts, top_k, expert_period and expert_offset.
-        shared: options of a `zoo.sharing.SharedTransformer`, a transformer that several layers read (Zamba2), such as
+        norm_type: kind of norm in the residual blocks and before the head: rms, or layer for LayerNorm with bias
+            (RWKV-4). A decoder and shared parts always use RMS norms.
+        blocks: options of each layer's `ResidualBlock`, such as `{"d_channel": 128, "channel": "relu2"}`; replaces
+            d_channel, n_experts, top_k, expert_period and expert_offset.
+        shared: options of a `zoo.sharing.SharedTransformer`, a transformer shared by several layers (Zamba2), such as
             `{"layers": [2, 5], "lora_rank": 8, "attention": {"n_heads": 4}}`.
-        shared_cache: the last `upper` layers attend to one cache that the layers below make (YOCO,
-            `zoo.sharing.SharedCache`), with the options of a `CacheReader`: `{"upper": 4, "n_heads": 4}`.
+        shared_cache: makes the last `upper` layers attend to one cache, computed from the output of the layers below
+            (YOCO, `zoo.sharing.SharedCache`). The other options are those of `CacheReader`:
+            `{"upper": 4, "n_heads": 4}`.
         embedding_scale: factor of the embeddings (Gemma, Granite, Falcon-H1).
-        logit_cap: outputs y become logit_cap tanh(y / logit_cap) (Griffin, xLSTM 7B); default no bound.
+        logit_cap: if given, outputs y become logit_cap tanh(y / logit_cap) (Griffin, xLSTM 7B).
 
     Raises:
-        ValueError: sizes that are not positive, both or neither of vocab_size and d_input, unknown names or options, a
-            scale of embeddings without vocab_size, d_channel or n_experts beside blocks, experts where no layer has a
-            channel mixer for them, Canon layers where they have no place, a decoder or shared parts with experts, with
-            each other, or in the bare backbone, a shift in layers that share a cache.
+        ValueError: sizes that are not positive; both or none of vocab_size and d_input; unknown names or options;
+            embedding_scale without vocab_size; blocks together with an option that it replaces; experts or Canon layers
+            without a channel mixer to hold them; decode_from, shared or shared_cache with experts, with each other, or
+            in the bare backbone; a channel mixer with a state in the upper layers of shared_cache.
     """
 
     def __init__(
@@ -120,12 +121,10 @@ class Backbone(Pretrained):
         require_choice("backbone", backbone, BackboneKind)
         require_choice("norm_type", norm_type, NormType)
         if blocks is not None and (backbone == "bare" or len(blocks) != n_layers):
-            raise ValueError(f"blocks needs backbone=residual and one entry for each of n_layers={n_layers}")
+            raise ValueError(f"blocks needs backbone=residual and one entry per layer, n_layers={n_layers}")
         for name, given in {"d_channel": d_channel, "n_experts": n_experts or None}.items():
             if blocks is not None and given is not None:
-                raise ValueError(
-                    f"blocks has options of each layer by itself: give {name} there, in place of {name}={given}"
-                )
+                raise ValueError(f"{name}={given} cannot be combined with blocks: set {name} in the entries of blocks")
         for name in [name for options in blocks or () for name in options]:
             if name not in BLOCK_OPTIONS:
                 raise ValueError(unknown("option of a block", name, BLOCK_OPTIONS))
@@ -141,11 +140,11 @@ class Backbone(Pretrained):
         if len(parts) > 1:
             raise ValueError(f"{' and '.join(parts)} cannot be combined")
         if parts and backbone == "bare":
-            raise ValueError(f"{parts[0]} brings norms: it needs backbone=residual")
+            raise ValueError(f"{parts[0]} needs backbone=residual")
         if shared_cache is not None and canon != "none":
             raise ValueError("shared_cache cannot be combined with canon")
         if parts and (n_experts or any(options.get("n_experts") for options in blocks or ())):
-            raise ValueError(f"experts share the work of all positions: {parts[0]} needs n_experts=0")
+            raise ValueError(f"{parts[0]} cannot be combined with experts: it needs n_experts=0")
         if (vocab_size is None) == (d_input is None):
             raise ValueError("give exactly one of vocab_size (tokens) and d_input (vectors)")
         if n_experts and (backbone == "bare" or d_channel == 0):
@@ -160,9 +159,9 @@ class Backbone(Pretrained):
             raise ValueError(f"mixer must be a mapping {{'name': ..., **options}}, got {mixer!r}")
         options = dict(mixer)
         if "name" not in options:
-            raise ValueError(f"mixer needs a name, got {options}")
+            raise ValueError(f"mixer needs the key 'name', got {options}")
         for name in options.keys() & {"d_model", "n_layers"}:
-            raise ValueError(f"{name} is an option of Backbone: give it there, not in mixer")
+            raise ValueError(f"{name} is an option of Backbone: pass it to Backbone, not in mixer")
         _check_shared(shared)
         heads = dict(shared_cache or {})
         upper = heads.pop("upper", 0)
@@ -191,7 +190,7 @@ class Backbone(Pretrained):
             elif upper:
                 if not all(block.by_position for block in residual[-upper:]):
                     raise ValueError(
-                        "channel rwkv has a state, which the upper layers of shared_cache have no place for"
+                        "the upper layers of shared_cache keep no state of their own: channel rwkv cannot be used there"
                     )
                 mixers = [SharedCache(residual[:-upper], residual[-upper:], norm_eps)]
             else:
@@ -221,13 +220,14 @@ class Backbone(Pretrained):
     ) -> Float[Tensor, "*positions n_outputs"]:
         """Return logits at every position, (batch, seq, n_outputs), or at the positions `at`, (selected, n_outputs).
 
-        `at` marks positions, or holds their numbers row * seq + position: to count marks, the host waits for the
-        device. With `at`, the last channel mixer and the head run only at the selected positions; a channel mixer with
-        Canon layers or a shift runs everywhere, and so do experts in training, since their load counts every position.
+        `at` is a mask, or a vector of indices row * seq + position. A mask makes the host wait for the device, which
+        counts its positions. With `at`, the last channel mixer and the head run only at the selected positions.
+        Exceptions that run everywhere: channel mixers with Canon layers or a shift, and experts in training, since
+        their load counts every position.
 
         Raises:
-            ValueError: inputs of another kind or width, tokens outside the vocabulary, lengths outside 0..seq, a mask
-                of another shape or type, positions that are no vector of integers.
+            ValueError: inputs of the wrong type or width, tokens outside the vocabulary, lengths outside 0..seq, `at`
+                of the wrong shape or type.
         """
         return self.from_embeddings(self.embed(inputs), lengths, at)
 
@@ -242,11 +242,10 @@ class Backbone(Pretrained):
         return self.read_out(x), state
 
     def embed(self, inputs: Shaped[Tensor, "batch seq *d_input"]) -> Float[Tensor, "batch seq d_model"]:
-        """Return the input of the first block.
+        """Return the input of the first block: embedded tokens, or projected vectors.
 
         Raises:
-            ValueError: floating point input where tokens are expected, or the reverse; on the CPU, tokens outside the
-                vocabulary.
+            ValueError: vectors instead of tokens or the reverse; on the CPU, tokens outside the vocabulary.
         """
         if self.embedding is not None:
             if inputs.dtype not in (torch.int32, torch.int64) or inputs.ndim != 2:
@@ -255,7 +254,7 @@ class Backbone(Pretrained):
                 )
             try:
                 x = self.embedding(inputs)
-            except IndexError:  # on the CPU: values on other devices are never read
+            except IndexError:  # only on the CPU; reading the values would synchronise with other devices
                 found = f"{int(inputs.min())} to {int(inputs.max())}"
                 raise ValueError(f"tokens must lie in 0..{self.embedding.num_embeddings - 1}, got {found}") from None
             return x if self.embedding_scale == 1 else self.embedding_scale * x
@@ -270,7 +269,7 @@ class Backbone(Pretrained):
         lengths: Lengths | None = None,
         at: Bool[Tensor, "batch seq"] | Int[Tensor, " selected"] | None = None,
     ) -> Float[Tensor, "*positions n_outputs"]:
-        """`forward` from embeddings: the map whose operator `zoo.theory.interaction` reads off."""
+        """`forward` from the output of `embed`; `zoo.theory.interaction` computes the operator of this map."""
         lengths = as_lengths(lengths, x)
         if at is None:
             return self.read_out(self.layers(x, lengths))
@@ -278,18 +277,18 @@ class Backbone(Pretrained):
             if at.shape != x.shape[:2]:
                 raise ValueError(f"at must mark the positions {tuple(x.shape[:2])}, got a mask {tuple(at.shape)}")
             at = at.flatten().nonzero().squeeze(1)
-        elif at.ndim != 1 or at.dtype not in (torch.int32, torch.int64):  # a mask of integers would be read as numbers
+        elif at.ndim != 1 or at.dtype not in (torch.int32, torch.int64):  # an integer mask would be taken for indices
             raise ValueError(
-                f"at must be a mask of bool or positions (selected,), int32 or int64, got {at.dtype} {tuple(at.shape)}"
+                f"at must be a mask of bool or indices (selected,), int32 or int64, got {at.dtype} {tuple(at.shape)}"
             )
         *before, last = self.layers.chain()
-        for layer in before:  # FSDP2 gathers the parameters of a layer around `stream`
+        for layer in before:  # `stream`, because FSDP2 gathers a layer's parameters around it
             x, _ = layer.stream(x, None, lengths)
         counts_load = isinstance(last, ResidualBlock) and isinstance(last.channel, Experts) and last.training
         if isinstance(last, ResidualBlock) and last.by_position and not counts_load:
             x, _ = last.mix_positions(x, None, lengths)
             y = last.mix_channels(x.flatten(0, 1)[at])
-            if lengths is not None:  # as `stream` has it in padding
+            if lengths is not None:  # outputs in padding are zero, as in `stream`
                 y = y.masked_fill(~valid_positions(lengths, x.shape[1]).flatten()[at].unsqueeze(1), 0.0)
             return self.read_out(y)
         return self.read_out(last(x, lengths).flatten(0, 1)[at])
@@ -301,7 +300,7 @@ class Backbone(Pretrained):
         return self.capped(x if self.head is None else self.head(x))
 
     def capped(self, y: Float[Tensor, "*positions n_outputs"]) -> Float[Tensor, "*positions n_outputs"]:
-        """Return outputs within logit_cap, if there is one."""
+        """Bound outputs by logit_cap, if given."""
         return y if self.logit_cap is None else self.logit_cap * tanh(y / self.logit_cap)
 
     @torch.no_grad()
@@ -318,29 +317,30 @@ class Backbone(Pretrained):
 
         Args:
             prompt: tokens.
-            n: how many tokens to add.
-            temperature: 0 takes the likeliest token; above, tokens are drawn from softmax(logits / temperature).
-            generator: source of the draws.
-            top_k: draw from the k likeliest tokens only, and those that are as likely as the k-th.
-            top_p: draw from the fewest tokens, of these, whose chances sum to at least top_p.
+            n: number of tokens to add.
+            temperature: 0 for greedy decoding; otherwise tokens are sampled from softmax(logits / temperature).
+            generator: random generator of the samples.
+            top_k: sample only from the k likeliest tokens, and from ties with the k-th.
+            top_p: nucleus sampling: sample only from the likeliest of these tokens, as few as have a total probability
+                of at least top_p.
 
         Returns:
             Prompt and continuation, (batch, seq + n).
 
         Raises:
-            ValueError: a model whose outputs are not its tokens, n or top_k below 1, a temperature below 0 or NaN, a
-                top_p outside (0, 1], top_k or top_p with temperature 0.
+            ValueError: n_outputs is not vocab_size, n or top_k below 1, a temperature below 0 or NaN, a top_p outside
+                (0, 1], top_k or top_p with temperature 0.
         """
         require_positive(n=n)
         if self.vocab_size != self.n_outputs:
             raise ValueError(f"generate needs n_outputs = vocab_size, got {self.n_outputs} and {self.vocab_size}")
-        if not temperature >= 0:  # NaN is not
+        if not temperature >= 0:  # NaN too
             raise ValueError(f"temperature must be 0 or above, got {temperature}")
         require_positive(top_k=top_k)
         if not 0 < top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
         if not temperature and (top_k is not None or top_p < 1):
-            raise ValueError("top_k and top_p choose what is drawn: they need a temperature above 0")
+            raise ValueError("top_k and top_p restrict sampling: they need a temperature above 0")
         tokens, state = [prompt], None
         for _ in range(n):
             logits, state = self.stream(tokens[-1], state)
@@ -356,50 +356,50 @@ class Backbone(Pretrained):
         return self.layers.state_bytes(seq_len, batch_size, dtype)
 
     def require_choice(self, seq_len: int) -> None:
-        """Raise ValueError for a sequence too short for the choice of a layer; see `SequenceMixer.require_choice`."""
+        """Raise ValueError if a layer has nothing to select from; see `SequenceMixer.require_choice`."""
         self.layers.require_choice(seq_len)
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of parameters without weight decay: norms, biases, embedding, and those the mixers name."""
+        """Return the names of parameters without weight decay: norms, biases, embedding, and what the mixers list."""
         embedding = {"embedding.weight"} if self.embedding is not None else set()
         return no_weight_decay(self) | embedding
 
 
 def _likeliest(logits: Tensor, top_k: int | None, top_p: float) -> Tensor:
-    """Return logits, (batch, vocab), with -inf for the tokens that top_k and then top_p leave out."""
+    """Return logits, (batch, vocab), with -inf for tokens outside top_k, then outside top_p."""
     if top_k is not None:
         kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
         logits = logits.masked_fill(logits < kth, -torch.inf)
     if top_p < 1:
         chances, order = torch.softmax(logits, dim=-1).sort(dim=-1, descending=True)
-        left_out = chances.cumsum(-1) - chances >= top_p  # the likelier ones suffice
+        left_out = chances.cumsum(-1) - chances >= top_p  # the likelier tokens reach top_p already
         logits = logits.masked_fill(torch.zeros_like(left_out).scatter(-1, order, left_out), -torch.inf)
     return logits
 
 
 def _check_shared(shared: Mapping[str, Any] | None) -> None:
-    """Raise ValueError for options that no shared transformer has, or without the layers that read it."""
+    """Raise ValueError if an option is not one of `SharedTransformer`, or `layers` is missing."""
     valid = [name for name in signature(SharedTransformer).parameters if name not in ("blocks", "norm_eps")]
     for name in shared or ():
         if name not in valid:
             raise ValueError(unknown("option of shared", name, valid))
     if shared is not None and "layers" not in shared:
-        raise ValueError("shared needs layers: the numbers, from 0, of the layers that read the transformer")
+        raise ValueError("shared needs layers: the indices, from 0, of the layers that use the shared transformer")
 
 
 def _canon_places(canon: str, d_conv: int, backbone: str) -> str:
     """Return the letters of A, C and D in `canon`.
 
     Raises:
-        ValueError: other letters or a letter twice, a place that another option fills or that the backbone has not.
+        ValueError: other letters, a repeated letter, A together with d_conv, or C or D in the bare backbone.
     """
     places = "" if canon == "none" else canon
     if "B" in places:
-        raise ValueError("canon B would lie between a mixer's projections and its core: use the mixer's own d_conv")
+        raise ValueError("canon B, between a mixer's projections and its core, is the mixer's option d_conv")
     if not canon or set(places) - set("ACD") or len(set(places)) < len(places):
         raise ValueError(f"canon must be none or letters of A, C and D, each once, got {canon!r}")
     if "A" in places and d_conv:
         raise ValueError(f"canon A and d_conv={d_conv} cannot be combined: both precede the mixer")
     if backbone == "bare" and set(places) & set("CD"):
-        raise ValueError(f"canon {canon} needs channel mixers, which backbone=bare has not: canon A is valid there")
+        raise ValueError(f"canon {canon} needs channel mixers, which backbone=bare lacks: only canon A is valid there")
     return places

@@ -1,4 +1,4 @@
-"""The parts around a mixer: norm, channel mixer, short convolution, and blocks that are sequence mixers themselves."""
+"""Layers around a mixer: norms, channel mixers and experts, short convolutions, and blocks that contain mixers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RMSNorm(nn.Module):
     Args:
         d_model: width.
         eps: added to the mean square.
-        n_groups: parts of the width that are normed each by itself.
+        n_groups: number of channel groups, each normed separately.
     """
 
     undecayed = ("weight",)
@@ -60,7 +60,7 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Norm of mean and variance, with a bias (Ba et al. 1607.06450); coefficient: 1/std.
+    """Layer norm with a bias (Ba et al. 1607.06450); coefficient: 1/std.
 
     Args:
         d_model: width.
@@ -101,15 +101,15 @@ class SwiGLU(nn.Module):
         return self.gated(self.up_proj(x))
 
     def gated(self, inner: Float[Tensor, "*batch two_d_channel"]) -> Float[Tensor, "*batch d_model"]:
-        """Finish from the output of up_proj, which holds gates, then values."""
+        """Apply gate and down_proj to the output of up_proj, which holds gates, then values."""
         gate, value = inner.chunk(2, dim=-1)
         return self.down_proj(self.gate(gate, value))
 
 
 class GeGLU(SwiGLU):
-    """W_down (gelu(W_gate x + b) * (W_up x + c)) + d, GELU by its tanh (Griffin, De et al. 2402.19427).
+    """W_down (gelu(W_gate x + b) * (W_up x + c)) + d with the tanh approximation of GELU (Griffin, 2402.19427).
 
-    Coefficient: the GELU whole.
+    Coefficient: the output of the GELU.
     """
 
     bias = True
@@ -133,28 +133,28 @@ class SquaredReLU(nn.Module):
 class Experts(nn.Module):
     """sum over the top_k experts e of p_e(x) SwiGLU_e(x), p = softmax(W_router x) (Shazeer et al. 1701.06538).
 
-    Every position is served by all the experts it chose, so that one position's output depends on no other: a
-    capacity, with tokens dropped beyond it, would make `stream` differ from `forward`. Weights p_e as in Jamba (Lieber
-    et al. 2403.19887). Coefficients: p_e, the choice of e, and the SwiGLUs' gates.
+    Experts have no capacity limit. Dropping tokens beyond a capacity would make a position's output depend on other
+    positions, and `stream` would differ from `forward`. Weights p_e as in Jamba (Lieber et al. 2403.19887).
+    Coefficients: p_e, the choice of e, and the gates of the SwiGLUs.
 
-    A shared expert is one more SwiGLU, which serves every position (DeepSeekMoE, Dai et al. 2401.06066).
+    A shared expert is one more SwiGLU, applied at every position (DeepSeekMoE, Dai et al. 2401.06066).
 
     Args:
         d_model: width of input and output.
         d_channel: inner width of each expert.
-        n_experts: how many there are.
-        top_k: how many serve a position.
+        n_experts: number of experts, without the shared one.
+        top_k: number of experts per position.
         normalize: divide the weights of a position's experts by their sum.
         d_shared: inner width of a shared expert; 0 for none.
         gate_shared: multiply the shared expert by sigmoid(w . x), a coefficient (Qwen2-MoE 2407.10671).
 
     Attributes:
-        counted: load of the last forward pass in training mode, None before.
-        balance_loss: its `Load.balance`, differentiable: added to the loss, it makes the experts share the work.
-        load: its `Load.share`, the share of positions that each expert served, (n_experts,); adds up to top_k.
+        counted: load in the last forward pass in training mode; None before.
+        balance_loss: its `Load.balance`, a differentiable load-balancing loss to add to the training loss.
+        load: its `Load.share`, the fraction of positions that chose each expert, (n_experts,); sums to top_k.
 
     Raises:
-        ValueError: sizes that are not positive, fewer experts than top_k, or a gate for a shared expert that is none.
+        ValueError: sizes that are not positive, fewer experts than top_k, gate_shared without a shared expert.
     """
 
     counted: Load | None
@@ -172,9 +172,9 @@ class Experts(nn.Module):
         super().__init__()
         require_positive(d_channel=d_channel, n_experts=n_experts, top_k=top_k, d_shared=d_shared or None)
         if gate_shared and not d_shared:
-            raise ValueError("gate_shared belongs to a shared expert: d_shared must not be 0")
+            raise ValueError("gate_shared needs a shared expert: d_shared must not be 0")
         if top_k > n_experts:
-            raise ValueError(f"top_k={top_k} needs at least as many experts, got n_experts={n_experts}")
+            raise ValueError(f"top_k={top_k} needs n_experts >= {top_k}, got n_experts={n_experts}")
         self.n_experts, self.top_k, self.normalize = n_experts, top_k, normalize
         self.router = nn.Linear(d_model, n_experts, bias=False)
         self.up_proj = nn.Parameter(torch.empty(n_experts, 2 * d_channel, d_model))
@@ -194,12 +194,12 @@ class Experts(nn.Module):
 
     def reset_parameters(self) -> None:
         reset_submodules(self)
-        for weight in (self.up_proj, self.down_proj):  # each expert as nn.Linear would be
+        for weight in (self.up_proj, self.down_proj):  # as nn.Linear initialises its weight
             bound = weight.shape[2] ** -0.5
             nn.init.uniform_(weight, -bound, bound)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Results of one forward pass are not copied or saved: tensors within a graph cannot be.
+        # Drop the load: its tensors are part of an autograd graph, so they cannot be copied or pickled.
         return super().__getstate__() | {"counted": None}
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -209,7 +209,7 @@ class Experts(nn.Module):
     def forward(
         self, x: Float[Tensor, "*batch d_model"], valid: Bool[Tensor, "*batch"] | None = None
     ) -> Float[Tensor, "*batch d_model"]:
-        """Map each position by itself; only positions in `valid` count in `balance_loss` and `load`."""
+        """Apply each position's experts; only positions in `valid` count in `balance_loss` and `load`."""
         probability, weight, choice = self.route(x)
         if self.training:
             self.counted = count_load(probability, choice, valid)
@@ -230,18 +230,19 @@ class Experts(nn.Module):
 class SigmoidExperts(Experts):
     """Experts with the weights p = scale sigmoid(W_router x) (DeepSeek-V3 2412.19437, section 2.1.2).
 
-    The choice prefers some experts by `preference`, which no gradient reaches: DeepSeek-V3 moves it against the load,
-    which is not done here.
+    `preference` is added to the scores when experts are chosen. It has no gradient. DeepSeek-V3 adjusts it in training
+    to balance the load; we do not.
 
     Args:
-        n_groups: groups of neighbouring experts.
-        top_groups: in how many of them a position may choose its experts.
+        d_model: see `Experts`; so are d_channel, n_experts and top_k.
+        n_groups: number of groups of neighbouring experts.
+        top_groups: number of groups among which a position chooses its experts.
         scale: factor of the weights.
-        **options: those of `Experts`.
+        **options: further options of `Experts`.
 
     Raises:
-        ValueError: groups that do not divide the experts or hold fewer than two, more top_groups than groups, groups
-            with fewer than top_k experts, a scale that is not positive; the errors of `Experts`.
+        ValueError: groups of unequal size or of fewer than two experts, more top_groups than groups, fewer than top_k
+            experts in top_groups groups, a scale that is not positive; the errors of `Experts`.
     """
 
     def __init__(
@@ -276,7 +277,7 @@ class SigmoidExperts(Experts):
 class LevelWeights(nn.Module):
     """Weights of the states of a Fenwick tree, softplus(scale * W x) per head and level (Guo et al. 2506.04761).
 
-    Coefficient: the whole.
+    Coefficient: the weights.
     """
 
     undecayed = ("scale",)
@@ -293,14 +294,14 @@ class LevelWeights(nn.Module):
         nn.init.ones_(self.scale)
 
     def forward(self, x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch head level seq"]:
-        levels = (self.scale * self.proj(x)).mT.contiguous()  # before softplus, whose compiled backward needs it so
+        levels = (self.scale * self.proj(x)).mT.contiguous()  # softplus's compiled backward needs it
         return coefficient(F.softplus(levels).unflatten(1, (-1, self.n_levels)))
 
     def after(self, seen: Int[Tensor, " batch"], lengths: Tensor | None, seq_len: int) -> Int[Tensor, " batch"]:
-        """Return the positions of each row after a chunk.
+        """Return the number of positions of each row after a chunk.
 
         Raises:
-            ValueError: more than the tree holds.
+            ValueError: more positions than the tree can hold.
         """
         seen = seen + (seq_len if lengths is None else lengths)
         if readable(seen) and seen.numel():
@@ -308,7 +309,7 @@ class LevelWeights(nn.Module):
         return seen
 
     def require_room(self, seq_len: int) -> None:
-        """Raise ValueError if the tree holds fewer positions."""
+        """Raise ValueError if the tree cannot hold `seq_len` positions."""
         if seq_len > (most := 2 ** (self.n_levels - 1)):
             raise ValueError(f"sequence of {seq_len} exceeds the {most} positions of n_levels={self.n_levels}")
 
@@ -346,10 +347,10 @@ class ShortConv(SequenceMixer):
 
 
 class Canon(ShortConv):
-    """x_t + sum over tau < 4 of c_tau x_{t - tau}, channel by channel: a `ShortConv` added to the identity.
+    """Canon layer, x_t + sum over tau < 4 of c_tau x_{t - tau} per channel: a `ShortConv` with a residual.
 
-    Allen-Zhu 2512.17351; as in facebookresearch/PhysicsLM4, commit 7580696, huggingface/canon_helper.py, without bias
-    and activation, which are its defaults.
+    Allen-Zhu 2512.17351; facebookresearch/PhysicsLM4, commit 7580696, huggingface/canon_helper.py, with its defaults:
+    no bias, no activation.
     """
 
     def __init__(self, d_model: int) -> None:
@@ -361,10 +362,10 @@ class Canon(ShortConv):
 
 
 class Stack(SequenceMixer):
-    """Sequence mixers one after the other.
+    """Sequence mixers applied one after the other.
 
     Raises:
-        ValueError: no layers, or a layer that does not take the width that the one before it gives.
+        ValueError: no layers, or a layer whose d_model differs from the d_out of the layer before it.
     """
 
     def __init__(self, layers: Iterable[SequenceMixer]) -> None:
@@ -373,12 +374,14 @@ class Stack(SequenceMixer):
             raise ValueError("a stack needs at least one layer")
         for before, after in itertools.pairwise(layers):
             if before.d_out != after.d_model:
-                raise ValueError(f"a layer of d_out={before.d_out} cannot feed one of d_model={after.d_model}")
+                raise ValueError(
+                    f"a layer with d_out={before.d_out} cannot be followed by a layer with d_model={after.d_model}"
+                )
         super().__init__(layers[0].d_model, layers[-1].d_out)
         self.layers = nn.ModuleList(layers)
 
     def chain(self) -> list[SequenceMixer]:
-        """Return the layers, first one first."""
+        """Return the layers in order."""
         return cast(list[SequenceMixer], list(self.layers))
 
     def rank_law(self, seq_len: int) -> int | None:
@@ -403,11 +406,11 @@ class Stack(SequenceMixer):
 
 
 class ShiftedReLU(SequenceMixer):
-    """sigmoid(W_r x^r) * W_down relu(W_up x^k)^2, x^s_t = mu_s * x_t + (1 - mu_s) * x_{t-1}: RWKV-4's channel mixer.
+    """RWKV-4's channel mixer: sigmoid(W_r x^r) * W_down relu(W_up x^k)^2, x^s_t = mu_s * x_t + (1 - mu_s) * x_{t-1}.
 
     Peng et al. 2305.13048, eq. 18. Coefficients: the sigmoid, and relu(W_up x^k). The state is the last input,
-    (batch, 1, d_model). The mixtures mu start as in the first layer of BlinkDL/RWKV-LM, commit 083f950,
-    RWKV-v4/src/model.py; W_r and W_down, zero there, start as nn.Linear does.
+    (batch, 1, d_model). We initialise mu as in the first layer of BlinkDL/RWKV-LM, commit 083f950,
+    RWKV-v4/src/model.py, but W_r and W_down, which are zero there, as nn.Linear does.
 
     Args:
         d_model: width of input and output.
@@ -439,7 +442,7 @@ class ShiftedReLU(SequenceMixer):
         return self.width_of_span(min(2, seq_len))
 
     def width_of_span(self, taps: int) -> int:
-        """Count the operators: the gate gives each output channel maps of its own, from the rows of W_up by tap."""
+        """Count the spanned operators: for each output channel, whose gate is separate, the rows of W_up per tap."""
         return self.d_model * min(taps * self.up_proj.out_features, self.d_model)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> Tensor:
@@ -462,35 +465,35 @@ ROUTERS: dict[Router, type[Experts]] = {"softmax": Experts, "sigmoid": SigmoidEx
 
 class BlockState(NamedTuple):
     mixer: Any
-    before: Any  # of the Canon layer before the channel mixer, or ()
-    inside: Any  # of the Canon layer inside it, or of a ShiftedReLU, or ()
+    before: Any  # state of the Canon layer before the channel mixer, or ()
+    inside: Any  # state of the Canon layer inside the channel mixer, or of a ShiftedReLU, or ()
 
 
 class ResidualBlock(SequenceMixer):
     """x + mixer(norm(x)), then x + channel(norm(x)) (pre-norm, Xiong et al. 2002.04745).
 
-    With norm output it is x + norm(mixer(x)), then x + norm(channel(x)) (OLMo 2, 2501.00656). With norm residual it is
-    u + mixer(u) of u = norm(x), then v + channel(v) of v = norm(of that) (MiniMax-01, 2501.08313).
+    norm="output": x + norm(mixer(x)), then x + norm(channel(x)) (OLMo 2, 2501.00656). norm="residual": u + mixer(u)
+    with u = norm(x), then v + channel(v) with v the norm of that (MiniMax-01, 2501.08313).
 
-    With Canon layers or a shift in its second half the state is a `BlockState`, without them the mixer's own.
+    The state is the mixer's state. If the second half has Canon layers or a shift, it is a `BlockState`.
 
     Args:
-        mixer: mixes positions; d_out must be d_model.
+        mixer: the sequence mixer; d_out must be d_model.
         d_channel: inner width of the channel mixer; 0 for none.
-        n_experts: experts in the channel mixer; 0 for a single SwiGLU.
-        top_k: how many experts serve a position.
+        n_experts: experts in the channel mixer; 0 for a single channel mixer.
+        top_k: number of experts per position.
         norm_eps: epsilon of the norms.
-        canon: places of Canon layers in the second half: C, between norm and channel mixer; D, inside the SwiGLU, on
-            gates and values before they meet.
+        canon: where to put Canon layers in the second half: C, between norm and channel mixer; D, inside the SwiGLU, on
+            gates and values before they are multiplied.
         channel: swiglu, relu2 for a `SquaredReLU`, geglu for a `GeGLU`, which has biases, or rwkv for a `ShiftedReLU`.
-        norm: what the norms are applied to: the input or the output of mixer and channel mixer, or the residual stream.
+        norm: where to norm: the input or the output of mixer and channel mixer, or the residual stream.
         router: softmax for `Experts`, sigmoid for `SigmoidExperts`.
         norm_type: rms for an `RMSNorm`, layer for a `LayerNorm`.
-        **experts: their further options.
+        **experts: further options of the experts.
 
     Raises:
-        ValueError: a mixer whose output has another width; Canon layers without the channel mixer that they belong to;
-            the errors of `Experts`.
+        ValueError: a mixer whose d_out is not d_model; options of experts without experts; Canon layers without a
+            channel mixer, or inside one that is not a SwiGLU; the errors of `Experts`.
     """
 
     def __init__(
@@ -514,13 +517,13 @@ class ResidualBlock(SequenceMixer):
         require_choice("router", router, Router)
         if channel != "swiglu" and (n_experts or "D" in canon):
             raise ValueError(f"channel {channel} cannot be combined with experts or canon D, which need a SwiGLU")
-        of_experts = [*experts] if router == "softmax" else [*experts, "router"]
-        if of_experts and not n_experts:
-            raise ValueError(f"of experts, which need n_experts above 0: {', '.join(of_experts)}")
+        need_experts = [*experts] if router == "softmax" else [*experts, "router"]
+        if need_experts and not n_experts:
+            raise ValueError(f"options of experts, which need n_experts above 0: {', '.join(need_experts)}")
         if canon and not d_channel:
-            raise ValueError(f"canon {canon} belongs to a channel mixer: d_channel must not be 0")
+            raise ValueError(f"canon {canon} needs a channel mixer: d_channel must not be 0")
         if "D" in canon and n_experts:
-            raise ValueError("canon D needs a SwiGLU that sees every position: it cannot be combined with experts")
+            raise ValueError("canon D needs a SwiGLU that runs at every position: it cannot be combined with experts")
         if mixer.d_out != mixer.d_model:
             raise ValueError(f"a residual block needs d_out = d_model, got {mixer.d_out} and {mixer.d_model}")
         self.norm = norm
@@ -537,23 +540,24 @@ class ResidualBlock(SequenceMixer):
 
     @property
     def by_position(self) -> bool:
-        """Whether the second half treats each position by itself."""
+        """Whether the second half maps each position independently."""
         return self.canon_before is None and self.canon_inside is None and not isinstance(self.channel, ShiftedReLU)
 
     def rank_law(self, seq_len: int) -> int | None:
         rank = self.mixer.predicted_rank(seq_len)
         if rank is None or isinstance(self.channel, Experts):
             return None
-        # The identity is one more operator, in each half of the block; a norm's 1/rms is a scalar and adds none.
-        # Canon before the channel mixer gives each of its units a row for each tap, and a shift one tap more; inside,
-        # it scales the unit's map. A gate on the outputs makes a unit of each of them, with the rows of all. Each unit
-        # has its rows times the operators of the first half, and no more than there are channels.
+        # In each half, the residual adds the identity as one operator; a norm's 1/rms is a scalar and adds none.
+        # Each hidden unit of the channel mixer has an input-dependent coefficient and adds one operator per row that
+        # it reads and operator of the first half, at most d_model. A unit reads one row, or one per tap of a Canon
+        # layer before the channel mixer; a shift adds a tap. A Canon layer inside only scales the unit's map. With an
+        # output gate (ShiftedReLU) each output channel is such a unit and reads the rows of all hidden units.
         d_model, n_units = self.d_model, 0 if self.channel is None else self.channel.down_proj.in_features
         n_rows = 1 if self.canon_before is None else min(CANON_WIDTH, seq_len)
         if isinstance(self.channel, ShiftedReLU):
             n_units, n_rows = d_model, min(n_rows + 1, seq_len) * n_units
         first, most, read = rank + 1, d_model**2, d_model
-        if isinstance(self.mixer_norm, LayerNorm):  # it takes a direction from what maps read, or from what they write
+        if isinstance(self.mixer_norm, LayerNorm):  # centring removes one direction of the maps' inputs or outputs
             centred = d_model * (d_model - 1)
             first = min(first, centred + (self.norm != "residual"))
             most = centred + {"input": 1, "residual": 0, "output": min(first, d_model)}[self.norm]
@@ -578,27 +582,27 @@ class ResidualBlock(SequenceMixer):
     def mix_positions(
         self, x: Tensor, state: Any, lengths: Tensor | None, added: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """Return the first half of the block, whose mixer reads the residual stream with `added`."""
+        """Apply the first half of the block; `added` is added to the mixer's input, but not to the residual stream."""
         y, state = self.mixer.stream(self.mixer_input(x if added is None else x + added), state, lengths)
         return self.add_mixed(x, y), state
 
     def mixer_input(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """Return the mixer's input from the residual stream."""
+        """Compute the mixer's input from the residual stream."""
         return x if self.norm == "output" else self.mixer_norm(x)
 
     def add_mixed(
         self, x: Float[Tensor, "*batch d_model"], y: Float[Tensor, "*batch d_model"]
     ) -> Float[Tensor, "*batch d_model"]:
-        """Return the residual stream with the mixer's output."""
+        """Add the mixer's output to the residual stream."""
         x = self.mixer_norm(x) if self.norm == "residual" else x
         return x + (self.mixer_norm(y) if self.norm == "output" else y)
 
     def mix_channels(
         self, x: Float[Tensor, "*batch d_model"], valid: Bool[Tensor, "*batch"] | None = None
     ) -> Float[Tensor, "*batch d_model"]:
-        """Return the second half: `by_position` of any selection of positions, else of whole sequences.
+        """Apply the second half: to any selection of positions if `by_position`, otherwise to whole sequences.
 
-        Only positions in `valid` count in the load of experts, if there are any.
+        Only positions in `valid` count in the load of experts.
         """
         before, inside = ((), ()) if self.by_position else self.empty_state(x.shape[0], x.dtype, x.device)[1:]
         return self._mix_channels(x, before, inside, None, valid)[0]
@@ -625,24 +629,24 @@ class ResidualBlock(SequenceMixer):
 
 
 class Bidirectional(nn.Module):
-    """y = mixer_a(x) + reverse(mixer_b(reverse(x))): every position sees the whole sequence, itself from both sides.
+    """A bidirectional layer, y = mixer_a(x) + reverse(mixer_b(reverse(x))).
 
-    No sequence mixer: it cannot stream, as its outputs depend on what is still to come. Its operator
-    (`zoo.theory.interaction`) is that of mixer_a, on and below the diagonal, plus that of mixer_b with rows and columns
-    reversed, on and above it; its interaction rank is at most the sum of theirs.
+    It is not a `SequenceMixer`, because its outputs depend on later positions, so it cannot stream. Its operator
+    (`zoo.theory.interaction`) is the sum of mixer_a's operator, on and below the diagonal, and of mixer_b's operator
+    with rows and columns reversed, on and above it. Its interaction rank is at most the sum of theirs.
 
     Args:
         mixer_a: reads from the first position to the last.
-        mixer_b: reads from the last position to the first; another one of the same widths.
+        mixer_b: reads from the last position to the first; another module of the same widths.
 
     Raises:
-        ValueError: mixers of different widths, or one mixer given twice.
+        ValueError: mixers of different widths, or the same module twice.
     """
 
     def __init__(self, mixer_a: SequenceMixer, mixer_b: SequenceMixer) -> None:
         super().__init__()
         if mixer_a is mixer_b:
-            raise ValueError("mixer_a and mixer_b must be two mixers: one given twice would be reset and counted once")
+            raise ValueError("mixer_a and mixer_b must be two different modules")
         widths = [(mixer.d_model, mixer.d_out) for mixer in (mixer_a, mixer_b)]
         if widths[0] != widths[1]:
             raise ValueError(f"both mixers need the same (d_model, d_out), got {widths[0]} and {widths[1]}")
@@ -664,8 +668,8 @@ class Bidirectional(nn.Module):
 
         Args:
             x: input.
-            lengths: valid positions of each row, counted from the left; mixer_b starts at the last of them. What lies
-                beyond has no influence on outputs or gradients; the output there is zero.
+            lengths: number of valid positions of each row, from the left; mixer_b starts at the last of them. Later
+                positions have no influence on outputs or gradients; the output there is zero.
 
         Raises:
             ValueError: the errors of the mixers.
@@ -678,22 +682,22 @@ class Bidirectional(nn.Module):
 
 
 class Autoencoder(SequenceMixer):
-    """An encoder's output at one position, decoded after it (the decoder of MAD, Poli et al. 2403.17844).
+    """A mixer whose output at one position is decoded at all later ones (the decoder of MAD, Poli et al. 2403.17844).
 
         y_i = mixer(x)_i              i < decode_from
         y_i = D(mixer(x)_e + x_i)     i >= decode_from,  e = decode_from - 1
         D(u) = gelu(V norm(gelu(U norm(u) + b)) + c)
 
-    So every position from decode_from on sees one vector of what was read, and itself. There the positions of a fixed
-    sinusoidal code stand for x_i.
+    From decode_from on, a position depends only on the code mixer(x)_e and on its own input. MAD uses a fixed
+    sinusoidal code of the position in place of x_i.
 
-    Coefficients. The norms' 1/rms and the gelus' Phi, besides the mixer's own.
+    Coefficients. Those of the mixer, the norms' 1/rms, and Phi of the GELUs.
 
-    State. The mixer's, the vector (batch, d_model), and how many positions each row has read (batch,).
+    State. The state of the mixer, the code (batch, d_model), and the number of positions of each row (batch,).
 
     Args:
-        mixer: reads; d_out must be d_model.
-        decode_from: the first position that is decoded.
+        mixer: the encoder; d_out must be d_model.
+        decode_from: first decoded position.
         norm_eps: epsilon of the norms.
 
     Raises:
@@ -727,7 +731,7 @@ class Autoencoder(SequenceMixer):
         return torch.where(valid_positions(read, x.shape[1]).unsqueeze(2), y, decoded), (inner, code, count + valid)
 
     def decode(self, u: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """D."""
+        """Apply the decoder D."""
         for norm, projection in zip(self.norms, self.projections, strict=True):
             u = gelu(projection(norm(u)))
         return u

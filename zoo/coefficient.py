@@ -1,13 +1,13 @@
-"""Mark every input-dependent coefficient where it is computed; read the operator off the layer itself.
+"""Record and replay the input-dependent coefficients of a layer, which makes it an affine map of its input.
 
-A mixer computes y_i = sum_j W_ij(X) x_j + c_i. Whatever in that sum depends on X but is not the value stream
-(queries and keys, decays, gates, 1/rms, router weights) passes through `coefficient`, which has three modes:
+A mixer computes y_i = sum_j W_ij(X) x_j + c_i. Everything in that sum that depends on X, except the values x_j
+(queries and keys, decays, gates, 1/rms, router weights), passes through `coefficient`, which has three modes:
 
-    identity    returns its argument: always, outside the two contexts below
-    record      returns its argument and keeps it
-    replay      returns what was kept, whatever the argument is now
+    identity    return the argument (the default)
+    record      return the argument and store it (in `recording`)
+    replay      return the stored value, whatever the argument is now (in `replaying`)
 
-Recorded at X and replayed, a layer is an affine map of its input, and that map is the operator
+A layer that replays the coefficients of X is an affine map. This map is the layer's operator at X
 (`zoo.theory.interaction`). The mode is a plain module variable, so torch.compile guards on it and stays fullgraph.
 """
 
@@ -20,11 +20,11 @@ from torch import Tensor
 
 
 class ReplayError(RuntimeError):
-    """The layer computed other coefficients than it did when they were recorded."""
+    """Replay met other coefficients than were recorded: another number of them, or another shape."""
 
 
 class Tape:
-    """The coefficients of one forward pass, in the order in which the layer computed them."""
+    """The coefficients of one forward pass, in the order of their computation."""
 
     def __init__(self) -> None:
         self.kept: list[Tensor] = []
@@ -48,20 +48,20 @@ _tape: Tape | None = None
 
 
 def coefficient(t: Tensor) -> Tensor:
-    """`t` itself; under `replaying`, the value that `t` had when it was recorded (detached)."""
+    """Mark `t` as a coefficient: return it, or its recorded value (detached) under `replaying`."""
     if _tape is None:
         return t
     return _tape.visit(t)
 
 
 def active() -> bool:
-    """Return whether coefficients are being recorded or replayed: a kernel that does not mark them must stand aside."""
+    """Return whether coefficients are recorded or replayed; kernels that do not mark them must not run then."""
     return _tape is not None
 
 
 @contextmanager
 def recording() -> Iterator[Tape]:
-    """Keep every coefficient computed inside the block.
+    """Record every coefficient computed inside the block.
 
     Raises:
         RuntimeError: inside another `recording` or `replaying`.
@@ -72,11 +72,11 @@ def recording() -> Iterator[Tape]:
 
 @contextmanager
 def replaying(tape: Tape) -> Iterator[None]:
-    """Hold every coefficient computed inside the block at its recorded value.
+    """Replace every coefficient computed inside the block by its recorded value.
 
     Raises:
-        RuntimeError: nested in another mode.
-        ReplayError: the layer computed other coefficients than it did when recorded.
+        RuntimeError: inside another `recording` or `replaying`.
+        ReplayError: number or shapes of the coefficients differ from the recording.
     """
     tape.replaying, tape._next = True, 0
     try:

@@ -1,10 +1,10 @@
-"""The contract: a sequence mixer is one map, seen whole, seen in chunks, and seen as an operator.
+"""`SequenceMixer`, the interface of all mixers: one map for whole sequences, for chunks, and as an operator.
 
     y = mixer(x, lengths=None)                            whole sequence
-    y, state = mixer.stream(x, state=None, lengths=None)  any chunk; a decoding step is a chunk of one
+    y, state = mixer.stream(x, state=None, lengths=None)  chunk of any length; decoding uses chunks of one position
     W, c = zoo.theory.interaction(mixer, x)               y_i = sum_j W_ij(X) x_j + c_i
 
-`forward` is `stream` from the empty state: a mixer writes `mix` and nothing twice.
+`forward` is `stream` from the empty state, so a subclass implements only `mix`.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ from zoo.validate import require_positive
 class SequenceMixer(Configured, ABC):
     """Causal map (batch, seq, d_model) -> (batch, seq, d_out) that mixes positions.
 
-    A subclass writes `empty_state` and `mix`, initialises its own parameters in `reset_parameters`, gives its
-    interaction rank in `rank_law`, and names in `undecayed` the parameters that weight decay must spare, in
-    `slow` those that its authors train at a rate of their own.
+    A subclass implements `empty_state` and `mix`, initialises its own parameters in `reset_parameters`, and returns its
+    interaction rank from `rank_law`.
     """
 
     undecayed: ClassVar[tuple[str, ...]] = ()
+    """Names of parameters without weight decay."""
     slow: ClassVar[tuple[str, ...]] = ()
+    """Names of parameters that the mixer's authors train at a separate learning rate."""
     apart: ClassVar[tuple[str, ...]] = ()
-    """Parameters that outputs have no gradient for: `own_loss` trains them."""
+    """Names of parameters that the outputs give no gradient to; `own_loss` trains them."""
     own_loss: Tensor | None = None
-    """Loss of the last forward pass in training mode, of the parameters in `apart`; None if there are none."""
+    """Loss for the parameters in `apart` from the last forward pass in training mode; None without such parameters."""
     warming_up: bool = False
     """Whether a trainer is in the warm-up of its learning rate."""
     whole_only: bool = False
-    """Whether it cannot continue from a state. Every mixer of the zoo can; a module of another contract may not."""
+    """Whether the module cannot continue from a state. No mixer of the zoo sets it; an adapted module may."""
 
     def __init__(self, d_model: int, d_out: int | None = None) -> None:
         super().__init__()
@@ -55,7 +56,7 @@ class SequenceMixer(Configured, ABC):
         self._expected: tuple[tuple[int, torch.dtype], Any] | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let torch.load(weights_only=True) read the named tuples that the mixer's module defines: its states."""
+        """Register the named tuples of the mixer's Python module, its states, for torch.load(weights_only=True)."""
         super().__init_subclass__(**kwargs)
         there = vars(sys.modules[cls.__module__]).values() if cls.__module__ in sys.modules else ()
         named = [t for t in there if isinstance(t, type) and issubclass(t, tuple) and hasattr(t, "_fields")]
@@ -63,7 +64,7 @@ class SequenceMixer(Configured, ABC):
 
     @classmethod
     def create(cls, d_model: int, options: Mapping[str, Any]) -> Self:
-        """Build from plain options; a composite takes its members' options too."""
+        """Build a mixer from plain options; composite mixers accept the options of their members too."""
         valid = [name for name in inspect.signature(cls).parameters if name != "d_model"]
         for name in options:
             if name not in valid:
@@ -72,7 +73,7 @@ class SequenceMixer(Configured, ABC):
 
     @classmethod
     def create_layers(cls, n_layers: int, d_model: int, options: Mapping[str, Any]) -> list[SequenceMixer]:
-        """Return the mixers of a stack, one per layer; a composite spreads its members over the depth."""
+        """Build the mixers of a stack, one per layer; a hybrid distributes its members over the layers."""
         require_positive(n_layers=n_layers)
         return [cls.create(d_model, options) for _ in range(n_layers)]
 
@@ -82,20 +83,22 @@ class SequenceMixer(Configured, ABC):
 
     @abstractmethod
     def mix(self, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
-        """Return the map itself, on checked input: `x` is zero and the output is ignored from `lengths` on, per row."""
+        """Map a checked chunk to outputs and the next state; in padding, `x` is zero and the outputs are ignored."""
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew from torch's generator, here the parameters of the submodules.
+        """Initialise all parameters anew with torch's global generator; the base class resets the submodules.
 
         Raises:
-            NotImplementedError: parameters of its own, of which the subclass does not say how they start.
+            NotImplementedError: the class has parameters of its own, but does not override this method.
         """
         own = [name for name, _ in self.named_parameters(recurse=False)]
         if own and type(self).reset_parameters is SequenceMixer.reset_parameters:
-            raise NotImplementedError(f"{type(self).__name__}.reset_parameters must say how {', '.join(own)} start")
+            raise NotImplementedError(
+                f"{type(self).__name__} must define reset_parameters to initialise {', '.join(own)}"
+            )
         reset_submodules(self)
 
-    if TYPE_CHECKING:  # nn.Module's own is Callable[..., Any]
+    if TYPE_CHECKING:  # nn.Module's __call__ is typed Callable[..., Any]
 
         def __call__(self, x: Tensor, lengths: Lengths | None = None) -> Tensor: ...
 
@@ -104,34 +107,35 @@ class SequenceMixer(Configured, ABC):
     ) -> Float[Tensor, "batch seq d_out"]:
         """Mix whole sequences; the same as `stream` from the empty state.
 
+        If x and the parameters differ in dtype, most mixers raise torch's RuntimeError; the others compute in the wider
+        dtype.
+
         Args:
             x: input.
-            lengths: valid positions of each row, counted from the left. Positions beyond do not influence
-                outputs, states or gradients; the output there is zero.
+            lengths: number of valid positions of each row, from the left. Later positions do not influence outputs,
+                states or gradients; the output there is zero.
 
         Raises:
-            ValueError: wrong shape, an x that is not floating point, an empty sequence, lengths outside 0..seq. A
-                tensor of lengths that is not on the CPU, or code that is compiled or mapped, is trusted: reading values
-                waits for the device. An x of another precision than the parameters is torch's RuntimeError in most
-                mixers; others compute in the wider one.
+            ValueError: wrong shape, an x that is not floating point, an empty sequence, lengths outside 0..seq. Values
+                of lengths are checked only on the CPU and in eager code, since reading them waits for the device.
         """
         return self.stream(x, None, lengths)[0]
 
     def stream(
         self, x: Float[Tensor, "batch seq d_model"], state: Any = None, lengths: Lengths | None = None
     ) -> tuple[Float[Tensor, "batch seq d_out"], Any]:
-        """Mix the next chunk, of any length from one on.
+        """Mix the next chunk, of one or more positions.
 
         Args:
             x: the chunk.
-            state: the state that the previous call returned; None at the start. It is not modified.
-            lengths: valid positions of the chunk in each row; a row's state stops where its length ends.
+            state: the state returned for the previous chunk; None at the start. It is not modified.
+            lengths: number of valid positions of each row of the chunk; padding does not change the state.
 
         Returns:
             The outputs and the state after the chunk, both differentiable.
 
         Raises:
-            ValueError: as `forward`; also a state of another shape, dtype or device.
+            ValueError: see `forward`; also a state of the wrong shape, dtype or device.
         """
         lengths = as_lengths(lengths, x)
         self._check_input(x, lengths)
@@ -148,16 +152,17 @@ class SequenceMixer(Configured, ABC):
 
     @property
     def streams(self) -> bool:
-        """Return whether it can continue from a state: no part of it is `whole_only`."""
+        """Whether the mixer can continue from a state: no part of it is `whole_only`."""
         return not any(getattr(part, "whole_only", False) for part in self.modules())
 
     def state_bytes(self, seq_len: int, batch_size: int = 1, dtype: torch.dtype = torch.float32) -> int | None:
         """Count the bytes of the state after `seq_len` positions; return None for a mixer that does not stream.
 
-        A state without empty dimensions does not grow; any other is found by running `stream` on meta tensors.
+        If the empty state has no axis of length zero, the state has constant size. Otherwise we run `stream` on meta
+        tensors.
 
         Raises:
-            ValueError: seq_len or batch_size below 1, a sequence longer than the mixer takes.
+            ValueError: seq_len or batch_size below 1, a sequence longer than the mixer accepts.
         """
         require_positive(seq_len=seq_len, batch_size=batch_size)
         for part in self.modules():
@@ -174,27 +179,27 @@ class SequenceMixer(Configured, ABC):
             return state_nbytes(twin.stream(x)[1])
 
     def require_choice(self, seq_len: int) -> None:
-        """Raise ValueError if a sequence is too short for the choice of positions in the mixer or in a part of it.
+        """Raise ValueError if `seq_len` is so short that a sparse mixer, here or in a submodule, has nothing to select.
 
-        For training: `forward` and `stream` take short sequences too, since a stream begins short.
+        Call it before training. `forward` and `stream` accept short sequences, since every stream begins short.
         """
         for part in self.modules():
             if part is not self and isinstance(part, SequenceMixer):
                 part.require_choice(seq_len)
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the parameters that weight decay must spare."""
+        """Return the names of the parameters without weight decay."""
         return no_weight_decay(self)
 
     def predicted_rank(self, seq_len: int) -> int | None:
-        """Return the interaction rank that the mixer's algebra gives, for generic parameters and input.
+        """Predict the interaction rank for generic parameters and input.
 
-        `rank_law` within its limits: one operator per pair of positions, seq_len (seq_len + 1) / 2, and d_out * d_model
-        in all. In exact arithmetic: a smooth spectrum (many real or slow poles) ends above the roundoff of any
-        measurement, and reads lower.
+        This is `rank_law`, bounded by the seq_len (seq_len + 1) / 2 pairs of positions and by the d_out * d_model
+        dimensions of an operator. It holds in exact arithmetic. If the singular values decay fast (many real or slow
+        poles), the last ones lie below roundoff, and the measured rank is lower.
 
         Returns:
-            The rank; None where no law is known.
+            The rank; None if no law is known.
 
         Raises:
             ValueError: seq_len below 1.
@@ -204,9 +209,9 @@ class SequenceMixer(Configured, ABC):
         return None if rank is None else min(rank, self.d_out * self.d_model, seq_len * (seq_len + 1) // 2)
 
     def rank_law(self, seq_len: int) -> int | None:
-        """Return how many operators the mixer's algebra spans, for generic parameters; None where nobody has counted.
+        """Return the number of operators that the mixer spans by its algebra, for generic parameters; None if unknown.
 
-        `predicted_rank` applies the limits that hold for every mixer.
+        `predicted_rank` applies the bounds that hold for every mixer.
         """
         return None
 
@@ -231,8 +236,8 @@ class SequenceMixer(Configured, ABC):
         if torch.compiler.is_compiling():
             return
         asked = (x.shape[0], x.dtype)
-        expected = self._expected  # read once: another thread may replace it
-        if expected is None or expected[0] != asked:  # kept: a fifth of the time that a token takes
+        expected = self._expected  # read once, since another thread may replace it
+        if expected is None or expected[0] != asked:  # cached: building it would take a fifth of a decoding step
             expected = self._expected = asked, self.empty_state(*asked, "meta")
         try:
             check_state(expected[1], state)

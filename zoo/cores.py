@@ -1,8 +1,9 @@
-"""Ops that mix a value stream with scalar weights, and how these weights are read: y_i = sum_j w_ij v_j, head by head.
+"""Read the scalar mixing weights w_ij of ops that compute y_i = sum_j w_ij v_j for each head.
 
-Such an op has the decorator `core`, which names its values and axes. While weights are read
-(`reading`), each of its calls is asked once more with unit values, one position of each copy of the batch. Nothing is
-written per op or mixer, and the weights are checked against the op's output for its own values.
+The decorator `core` marks such an op and declares its value argument and axes. Inside `reading`, every call of the op
+runs again with unit values: in each copy of the batch the values are one at one position and zero elsewhere, so that
+the output is a column of weights. No op or mixer needs code of its own for this. A `Call` also keeps values and
+outputs, to check the weights against them.
 """
 
 from __future__ import annotations
@@ -25,19 +26,20 @@ class Call(NamedTuple):
     """One call of a core while weights were read."""
 
     name: str
-    weights: Tensor  # (copies, batch, heads, parts_out, seq, parts_in): of the source position of each copy
+    weights: Tensor  # (copies, batch, heads, parts_out, seq, parts_in): weights of each copy's source position
     values: Tensor  # (batch, heads, seq, parts_in, d_value)
     outputs: Tensor  # (batch, heads, parts_out, seq, d_value)
 
 
 class Reading:
-    """The calls of one forward pass of a layer on `copies` copies of a batch, stacked along it.
+    """The core calls of one forward pass, on copies of a batch that are stacked along the batch axis.
 
     Args:
         sources: position of the unit value in each copy.
 
     Attributes:
-        backwards: whether the op that is called next has its positions in reverse order.
+        calls: the calls so far.
+        backwards: whether the next op is called with its positions in reverse order.
     """
 
     def __init__(self, sources: Tensor) -> None:
@@ -78,10 +80,10 @@ def core(values: str, axes: str, out_axes: str | None = None) -> Callable[[Op], 
     """Declare that an op is linear in its argument `values`, with scalar weights for each head.
 
     Args:
-        values: name of the argument.
-        axes: names of its axes, of `AXES`, batch among them; "seq" may be longer than the output's by positions in
-            front; "part" counts several values of a position. "channel" is a head of width one.
-        out_axes: names of the axes of the output, the first one where the op returns several; default `axes`.
+        values: name of the value argument.
+        axes: its axes, names from `AXES` including batch. Its "seq" may begin with positions that the output lacks
+            (a cache). "part" indexes several values per position. "channel" means heads of width one.
+        out_axes: axes of the output (of the first one if the op returns a tuple); default `axes`.
     """
 
     def declare(op: Op) -> Op:
@@ -116,7 +118,7 @@ def reading(sources: Tensor) -> Iterator[Reading]:
 
 @contextmanager
 def _using(now: Reading | None) -> Iterator[Reading | None]:
-    """Set the active reading; yields the previous one. An op inside an op is part of the outer one."""
+    """Set the active reading and yield the previous one. With None, ops called by an op count as a part of it."""
     global _reading
     before, _reading = _reading, now
     try:
@@ -130,11 +132,11 @@ def _first(answer: Any) -> Tensor:
 
 
 def _canonical(t: Tensor, axes: str) -> Tensor:
-    """Return the tensor with all of `AXES`, those that it lacks of length one."""
+    """Return the tensor with all of `AXES`; missing axes get length one."""
     return rearrange(t, " -> ".join(_patterns(axes)))
 
 
 def _patterns(axes: str) -> tuple[str, str]:
-    """Return the axes that are given and all of `AXES`, as einops writes them."""
+    """Return einops patterns of the given axes and of all `AXES`."""
     given = axes.replace("channel", "head").split()
     return " ".join(given), " ".join(name if name in given else "1" for name in AXES)

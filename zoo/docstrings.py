@@ -1,4 +1,4 @@
-"""A docstring in parts: the definition, titled paragraphs, the meaning of each argument."""
+"""Parse docstrings into paragraphs, titled paragraphs and descriptions of arguments."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from zoo.extras import require_extra
 
 
 def paragraphs(cls: Callable[..., object]) -> list[str]:
-    """Return the paragraphs of a class's or a function's docstring, up to its arguments or its worked example."""
+    """Return the paragraphs of a class's or function's docstring up to its `Args:` or its example."""
     text = re.split(r"\n *>{3} |\n+Args:", inspect.getdoc(cls) or "", maxsplit=1)[0]
     return text.strip().split("\n\n")
 
 
 def titled(cls: type, titles: tuple[str, ...]) -> tuple[list[str], dict[str, str]]:
-    """Return the paragraphs before the first that begins with one of `titles` and a full stop, and {title: text}.
+    """Split a docstring into the paragraphs without a title, and {title: text} of those that begin with `title.`.
 
     Raises:
         ValueError: a paragraph without a title follows one that has a title, or a title occurs twice.
@@ -37,9 +37,9 @@ def titled(cls: type, titles: tuple[str, ...]) -> tuple[list[str], dict[str, str
 
 
 def arguments(cls: Callable[..., object]) -> dict[str, str]:
-    """{name: meaning} of the section `Args:`; names that share an entry share its meaning.
+    """Return {name: description} of the section `Args:`; names in one entry share its description.
 
-    A section that cannot be read explains nothing.
+    The result is empty if the section cannot be parsed.
 
     Raises:
         MissingExtraError: docstring_parser is not installed.

@@ -1,4 +1,4 @@
-"""Errors of a user: an unknown name, a command line that cannot be followed; messages are one line."""
+"""Exceptions for users' mistakes, such as unknown names and invalid command lines, with one-line messages."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 
 class UnknownNameError(ValueError):
-    """A name that is not in a registry; the message lists the valid ones and the nearest."""
+    """A name that is not in a registry; the message suggests the nearest name and lists the valid ones."""
 
 
 class UsageError(ValueError):
-    """A command line that cannot be followed; the message is one line with the valid choices."""
+    """An invalid command line or user input; the message is one line and states what is valid."""
 
     def __init__(self, message: object) -> None:
         super().__init__(" ".join(str(message).split()))
 
 
 def raised_at(error: BaseException) -> str:
-    """Return where the user's own code raised an error, to be put after its text; empty for an error of a library."""
+    """Return the place in the user's code that raised `error`, as a suffix of its message; empty if a library did."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if Path(frame.filename).is_relative_to(Path(__file__).parent):
             break
@@ -30,7 +30,7 @@ def raised_at(error: BaseException) -> str:
 
 
 def unknown(kind: str, name: object, valid: Iterable[str], most: int | None = None) -> str:
-    """Return one line for a misspelt name: the name, the nearest valid one, and the first `most` valid ones."""
+    """Return the message for an unknown name: a suggestion, and the first `most` valid names."""
     valid = list(valid)
     lower = {each.lower(): each for each in reversed(valid)}
     near = difflib.get_close_matches(str(name).lower(), lower, 1)

@@ -1,4 +1,4 @@
-"""Packages that may be absent: packages of an extra, and the project's own beside the library."""
+"""Import optional packages: those of an extra, and packages of the repository that are not part of the library."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class MissingExtraError(ImportError):
 
 
 def require_extra(module: str, extra: str = "report") -> Any:
-    """Import the module, of a package of an extra.
+    """Import a module from a package of an extra.
 
     Raises:
-        MissingExtraError: it is not installed; the message gives the command that installs it.
+        MissingExtraError: the package is not installed; the message gives the command to install it.
     """
     try:
         return import_module(module)
@@ -24,9 +24,9 @@ def require_extra(module: str, extra: str = "report") -> Any:
 
 
 def how_to_install(package: str, extra: str) -> str:
-    """Return the commands that install a package, and all of its extra from a clone: no index has this project."""
-    named = {"yaml": "pyyaml"}.get(package, package.replace("_", "-"))
-    return f"pip install {named}, or all of its extra: pip install 'path/to/the/clone[{extra}]'"
+    """Return the commands to install a package, or its whole extra from a clone (the project is not on PyPI)."""
+    distribution = {"yaml": "pyyaml"}.get(package, package.replace("_", "-"))
+    return f"pip install {distribution}, or the whole extra: pip install 'path/to/the/clone[{extra}]'"
 
 
 def find_module(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Packages whose public names are imported when they are used."""
+"""Lazy imports: a package's public names are imported on first use."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 
 def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return `__getattr__`, `__dir__` (PEP 562) and `__all__` of a package.
+    """Return `__getattr__`, `__dir__` (PEP 562) and `__all__` of a package with lazy imports.
 
-    Its public names and their modules are the imports of its stub, `__init__.pyi`, which type checkers read too.
+    The public names and their modules are read from the stub `__init__.pyi`, which type checkers read too.
 
     Args:
         package: the package's `__name__`.

@@ -1,6 +1,6 @@
-"""Registries: literal tables `name -> ("module:attribute", one line of summary, ...)`, imported when a name is used.
+"""Registries: tables of names whose objects are imported on first use, and entry points of installed packages.
 
-Standard library only: `train.py --help` prints these tables without importing torch.
+Standard library only, because `train.py --help` prints these tables without importing torch.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ E = TypeVar("E", bound=tuple[Any, ...])
 
 
 class Registry(Mapping[str, Any], Generic[E]):
-    """A literal table `name -> ("module:attribute", one line of summary, ...)`; looking a name up imports it.
+    """A table {name: ("module:attribute", one-line summary, ...)}; looking up a name imports its object.
 
     Args:
-        kind: noun for the entries, used in messages.
+        kind: noun for the entries, for messages.
         entries: the table.
-        aliases: other names of entries; `check` translates them, and iteration leaves them out.
+        aliases: {alias: name}; `check` resolves them, iteration omits them.
     """
 
     def __init__(self, kind: str, entries: Mapping[str, E], aliases: Mapping[str, str] | None = None) -> None:
@@ -47,10 +47,10 @@ class Registry(Mapping[str, Any], Generic[E]):
         return len(self._entries)
 
     def check(self, name: object) -> str:
-        """Return the registered name that `name` means; imports nothing.
+        """Return the registered name for a name or an alias; import nothing.
 
         Raises:
-            UnknownNameError: no entry and no alias has this name.
+            UnknownNameError: no entry or alias has this name.
         """
         found = self._aliases.get(name, name) if isinstance(name, str) else name
         if not isinstance(found, str) or found not in self._entries:
@@ -58,32 +58,33 @@ class Registry(Mapping[str, Any], Generic[E]):
         return found
 
     def entry(self, name: str) -> E:
-        """Return the line of the table for `name`; imports nothing."""
+        """Return the table's entry for `name`; import nothing."""
         return self._entries[self.check(name)]
 
     def summary(self, name: str) -> str:
-        """Return the line that describes `name`, with its aliases; imports nothing."""
+        """Return the summary of `name`, with its aliases; import nothing."""
         name = self.check(name)
-        others = [alias for alias, meant in self._aliases.items() if meant == name]
+        others = [alias for alias, target in self._aliases.items() if target == name]
         return self.entry(name)[1] + (f" (or {', '.join(others)})" if others else "")
 
 
 class OpenRegistry(Registry[E]):
-    """A registry that takes targets too, and names that others add: by `add`, or as entry points of their packages.
+    """A registry to which users can add names, by `add` or by entry points, and which also accepts targets.
 
-    Iteration is over the built-in names only; `own` has the added ones.
+    A target is `package.module:Class` or `path/file.py:Class`. Iteration covers the built-in names only; `own` has the
+    added ones.
 
     Args:
         kind: see `Registry`.
         entries: the built-in names.
         aliases: see `Registry`.
-        group: group of the entry points. They are searched for a name that is not built in, or for a list of all.
-        describe: the entry for a target.
-        adopt: converts the object of a target, called with both; it refuses objects that do not fit.
+        group: group of the entry points; read when a name is not built in, or when `own` is used.
+        describe: returns the entry for a target.
+        adopt: called with a target and its object; converts the object, or raises if it is unsuitable.
     """
 
     forms = FORMS
-    """The forms other than a name that may be given."""
+    """Accepted forms besides a name, for messages."""
 
     def __init__(
         self,
@@ -103,27 +104,27 @@ class OpenRegistry(Registry[E]):
 
     @property
     def own(self) -> Mapping[str, E]:
-        """The entries that were added; imports none of them. A name that is taken is left out with a warning."""
+        """The added entries; none is imported. An entry point whose name is taken is skipped with a warning."""
         if not self._looked:
             self._looked = True
             for name, target in entry_points(self._group):
                 try:
                     self.add(name, self._describe(target))
                 except UsageError as error:
-                    warnings.warn(f"entry point {name} = {target} is left out: {error}", stacklevel=2)
+                    warnings.warn(f"entry point {name} = {target} is ignored: {error}", stacklevel=2)
         return self._own
 
     def add(self, name: str, entry: E, found: Any = None) -> None:
-        """Add a name for the target that the entry begins with, or for the object that is given.
+        """Add a name for the object `found`, or for the target `entry[0]`, which is imported on first use.
 
         Raises:
-            UsageError: no identifier, or a name that something else has.
+            UsageError: the name is no identifier, or is taken.
         """
         if not name.isidentifier():
-            raise UsageError(f"{name!r} cannot name a {self.kind}: give letters, digits and underscores")
+            raise UsageError(f"{name!r} is no valid name for a {self.kind}: use letters, digits and underscores")
         taken = None if super().__contains__(name) else self.own.get(name, entry)
         if taken is None or taken[0] != entry[0]:
-            whose = "is built in" if taken is None else f"already names {taken[0]}"
+            whose = "is built in" if taken is None else f"is already registered for {taken[0]}"
             raise UsageError(f"{self.kind} {name!r} {whose}: choose another name for {entry[0]}")
         self._own[name] = entry
         self._objects[name] = found
@@ -153,8 +154,8 @@ class OpenRegistry(Registry[E]):
 
 
 def entry_points(group: str) -> list[tuple[str, str]]:
-    """Name and target of each entry point that installed packages declare in a group; imports none of them."""
-    # importlib.metadata takes longer than train.py --help may: asked only where some package has the group.
+    """Return name and target of each entry point in a group; import none of them."""
+    # importlib.metadata is slow to import for --help, so we first check whether any package declares the group.
     files = (file for folder in sys.path for file in Path(folder).glob("*-info/entry_points.txt"))
     if not any(f"[{group}]" in file.read_text(encoding="utf-8", errors="replace") for file in files):
         return []
@@ -164,7 +165,7 @@ def entry_points(group: str) -> list[tuple[str, str]]:
 
 
 def offered(group: str) -> dict[str, Any]:
-    """Return {name: object} of the entry points in a group, imported; without those whose package is not installed."""
+    """Import the entry points of a group as {name: object}; skip those whose package is not installed."""
     found = {}
     for name, target in entry_points(group):
         module, _, attribute = target.partition(":")

@@ -1,4 +1,4 @@
-"""Modules in general: their options, their initialisation, weight decay, copies without storage."""
+"""Functions for any `nn.Module`: recorded constructor options, initialisation, weight decay, copies on meta."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Configured(nn.Module):
-    """A module that knows the options it was built from.
+    """A module that records its constructor's arguments.
 
-    `options` holds the arguments of the constructor, defaults too, as far as they are plain data: numbers, strings,
-    None, and lists, tuples and mappings of these. The module's repr shows them; an attribute of the same name takes
-    precedence, since it holds the resolved value. `objects` names the other arguments that are not defaults.
+    `options` holds the arguments, including defaults, that are plain data: numbers, strings, None, and lists, tuples
+    and mappings of these. `objects` lists the names of the other arguments, unless they are defaults. The module's repr
+    shows the options. If an attribute has the name of an option, the repr shows its value, since that is resolved.
     """
 
     options: dict[str, Any]
@@ -44,7 +44,7 @@ def _remembering(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def remember(self: Configured, *args: Any, **kwargs: Any) -> None:
-        if "options" not in vars(self):  # a subclass was called first
+        if "options" not in vars(self):  # the outermost constructor runs first, then those of its base classes
             given = signature.bind(self, *args, **kwargs)
             given.apply_defaults()
             named = dict(list(given.arguments.items())[1:])
@@ -65,37 +65,37 @@ def _is_plain(value: object) -> bool:
 
 
 def reset_submodules(module: nn.Module) -> None:
-    """Call `reset_parameters` of all submodules that have it, in the order in which they were added."""
+    """Call `reset_parameters` of all submodules that have it, in order of registration."""
     for child in module.children():
         getattr(child, "reset_parameters", functools.partial(reset_submodules, child))()
 
 
 def read_weight(linear: nn.Linear) -> Tensor:
-    """Return the weight of a linear map that is applied elsewhere, within a kernel or transposed.
+    """Return the weight of a linear layer that is not called, because a kernel applies it or it is transposed.
 
     Raises:
-        TypeError: a class with a forward of its own, such as a LoRA adapter, of which the weight is only a part.
+        TypeError: the layer overrides `forward`, as a LoRA adapter does, so that the weight is not the whole map.
     """
     if type(linear).forward is not nn.Linear.forward:
         kind = f"{type(linear).__module__}.{type(linear).__name__}"
         raise TypeError(
-            f"this mixer reads the weight of a linear map and does not call it, so that {kind} would have no effect: "
-            "merge it into the weight, or adapt the other linear maps"
+            f"this mixer uses the weight of a linear layer without calling the layer, so {kind} would have no effect: "
+            "merge it into the weight, or adapt the other linear layers"
         )
     return linear.weight
 
 
 def no_weight_decay(module: nn.Module) -> set[str]:
-    """Return the names of the parameters below `module` that weight decay must spare.
+    """Return the names of the parameters of `module` without weight decay.
 
-    All scalars and vectors (biases, norms, skips), and the names that a class lists in `undecayed`; attributes set on
-    parameters would vanish in deepcopy.
+    These are all scalars and vectors (biases, norms, skips), and the parameters that a class lists in `undecayed`. We
+    do not mark the parameters themselves, because deepcopy drops their attributes.
     """
     return {name for name, parameter in module.named_parameters() if parameter.ndim < 2} | listed(module, "undecayed")
 
 
 def listed(module: nn.Module, attribute: str) -> set[str]:
-    """Return the names of the parameters below `module` that its classes list in an attribute, such as `slow`."""
+    """Return the names of the parameters that the classes in `module` list in a class attribute, such as `slow`."""
     return {
         f"{path}.{name}" if path else name
         for path, child in module.named_modules()
@@ -105,7 +105,7 @@ def listed(module: nn.Module, attribute: str) -> set[str]:
 
 
 def on_meta(module: M, dtype: torch.dtype | None = None) -> M:
-    """Return a copy of `module` whose tensors have shapes and no storage; floating ones take `dtype`."""
+    """Copy `module` to the meta device, without storage; floating-point tensors get `dtype`, if given."""
     memo: dict[int, Any] = {}
     for tensor in (*module.parameters(), *module.buffers()):
         kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype

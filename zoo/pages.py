@@ -1,7 +1,4 @@
-"""The page of a mixer: its equation, coefficients, state, rank, source and options; and the table of all mixers.
-
-Everything comes from the registry's entry and the class's docstring.
-"""
+"""Documentation pages of the mixers, and their index, rendered from registry entries and class docstrings."""
 
 from __future__ import annotations
 
@@ -16,13 +13,13 @@ from zoo.registry import MIXERS, Mixer
 from zoo.report.markdown import sentence, table
 
 SECTIONS = ("Coefficients", "State", "Interaction rank", "Source", "Not here")
-"""Titled paragraphs of a mixer's docstring, in order; the last lists parts of the publication that we left out."""
+"""Titled paragraphs of a mixer's docstring, in order; the optional last one lists unimplemented parts of the paper."""
 REQUIRED = SECTIONS[:-1]
 _ARXIV = re.compile(r"\b\d{4}\.\d{4,5}\b")
 
 
 class Option(NamedTuple):
-    """An argument of a mixer's constructor; the default is that of the registered name."""
+    """A constructor argument of a registered mixer; the registered name may override the default of the class."""
 
     name: str
     kind: str
@@ -30,12 +27,12 @@ class Option(NamedTuple):
 
 
 def options(name: str) -> list[Option]:
-    """Return the arguments of the constructor of a registered mixer, in its order."""
+    """Return the constructor arguments of a registered mixer, in their order."""
     cls, set_here = MIXERS[name], MIXERS.entry(name).options
     known = get_type_hints(cls.__init__)
 
     def option(parameter: inspect.Parameter) -> Option:
-        kind = known.get(parameter.name, parameter.annotation)  # of a mixer of your own it may have none
+        kind = known.get(parameter.name, parameter.annotation)  # user-defined mixers may lack annotations
         literal = get_origin(kind) is Literal
         shown = (
             " | ".join(map(repr, get_args(kind)))
@@ -53,7 +50,7 @@ def markdown(name: str) -> str:
 
     Raises:
         MissingExtraError: docstring_parser is not installed.
-        ValueError: the class's docstring lacks one of the paragraphs in `REQUIRED`, or their order is another.
+        ValueError: the class's docstring lacks a paragraph of `REQUIRED`, or has them in the wrong order.
     """
     entry, cls = MIXERS.entry(name), MIXERS[name]
     free, sections = titled(cls, SECTIONS)
@@ -70,10 +67,10 @@ def markdown(name: str) -> str:
 
 
 def index(folder: Path) -> str:
-    """Return the page that lists all mixers, a table for each family.
+    """Return the index page, with a table per family.
 
     Args:
-        folder: of the page; its links lead from there to the source of each mixer.
+        folder: folder of the page; links to the mixers' source files are relative to it.
     """
     lines = ["# Mixers", ""]
     lines += ["`zoo mixers NAME` shows one of them; `zoo pages` writes a page of each into this folder.", ""]
@@ -95,7 +92,7 @@ def index(folder: Path) -> str:
 
 
 def pages(folder: Path) -> dict[str, str]:
-    """Return {file name: text} of all pages in a folder."""
+    """Return all pages as {file name: text}; for `folder` see `index`."""
     return {"README.md": index(folder), **{f"{name}.md": markdown(name) for name in MIXERS}}
 
 
@@ -108,12 +105,12 @@ def _origin(cls: type, entry: Mixer) -> str:
 
 
 def _option(option: Option, meaning: str) -> str:
-    default = "" if option.default is inspect.Parameter.empty else f", {option.default!r} unless given"
+    default = "" if option.default is inspect.Parameter.empty else f", default {option.default!r}"
     return _paragraph(f"- `{option.name}` (`{option.kind}`{default}): {meaning}")
 
 
 def _paragraph(text: str) -> str:
-    """Return prose as one line, with links to papers; indented text is code and is returned unchanged."""
+    """Join prose into one line and link arXiv numbers; return indented text (code) unchanged."""
     if text.startswith("    "):
         return text
     return _ARXIV.sub(lambda found: f"[{found[0]}]({_address(found[0])})", " ".join(text.split()))

@@ -326,7 +326,12 @@ def test_a_registered_name_is_a_mixer_like_any_other(registry: Any) -> None:
     first, second = zoo.create_layers("hybrid", 2, 8, pattern=["mean", "still"], mean={"gain": 5.0})
     assert (first.module.gain, type(second)) == (5.0, Identity)
     zoo.register("mean", Mean)
-    taken = {"lstm": "built in", "mamba": "built in", "mean": f"{__name__}:Mean", "a.b": "'a.b' cannot name a mixer"}
+    taken = {
+        "lstm": "built in",
+        "mamba": "built in",
+        "mean": f"{__name__}:Mean",
+        "a.b": "'a.b' is no valid name for a mixer",
+    }
     for name, message in taken.items():
         with refused(message):
             zoo.register(name, Identity)
@@ -345,7 +350,7 @@ def test_entry_points_are_found_when_a_name_is_not_built_in(
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     monkeypatch.setattr(registry, "_looked", False)
     assert "lstm" in registry
-    with pytest.warns(match="lstm = other:LSTM is left out") as said:
+    with pytest.warns(match="lstm = other:LSTM is ignored") as said:
         assert type(zoo.create_mixer("theirs", 8)) is mixer_class(MEAN)
     assert len(said) == 1
     assert zoo.list_mixers()[-2:] == ["theirs", "mine"]

@@ -334,7 +334,7 @@ def test_inputs_and_generation_that_cannot_be_are_refused() -> None:
         with refused(r"at must mark the positions \(2, 4\), got a mask"):
             of_vectors(torch.zeros(2, 4, 3), at=mask)
     for positions in (torch.ones(2, 4, dtype=torch.int64), torch.ones(8, dtype=torch.uint8), torch.ones(8)):
-        with refused(r"at must be a mask of bool or positions \(selected,\)"):
+        with refused(r"at must be a mask of bool or indices \(selected,\)"):
             of_vectors(torch.zeros(2, 4, 3), at=positions)
     for inputs in (torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4), torch.zeros(2, 4, 8)):
         with refused("inputs must be .*d_input=3"):

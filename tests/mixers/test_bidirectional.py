@@ -60,5 +60,5 @@ def test_mixers_that_do_not_fit_are_refused() -> None:
         Bidirectional(eight, create_mixer("gru", 4))
     with pytest.raises(ValueError, match=r"got \(8, 5\) and \(8, 8\)"):
         Bidirectional(create_mixer("factorized", 8, d_out=5), eight)
-    with pytest.raises(ValueError, match="one given twice"):
+    with pytest.raises(ValueError, match="two different modules"):
         Bidirectional(eight, eight)

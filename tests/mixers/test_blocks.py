@@ -72,7 +72,7 @@ def test_reset_parameters_reaches_everything_below(generator: torch.Generator) -
 
 def test_parameters_of_its_own_need_a_reset_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(ShortConv, "reset_parameters")
-    with pytest.raises(NotImplementedError, match="must say how weight, bias start"):
+    with pytest.raises(NotImplementedError, match="must define reset_parameters to initialise weight, bias"):
         ShortConv(8, 4, bias=True)
 
 

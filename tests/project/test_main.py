@@ -34,7 +34,9 @@ def test_compare_is_a_verb_of_a_clone_alone(
     assert "compare" in capsys.readouterr().out
     for module in ("lab", "lab.view", "lab.view.command"):
         monkeypatch.setitem(sys.modules, module, None)
-    assert "compare needs the package lab of the project's repository" in refused(capsys, "compare", "runs")
+    assert "compare needs the package lab, which is part of the project's repository" in refused(
+        capsys, "compare", "runs"
+    )
     with pytest.raises(SystemExit):
         command.main(["--help"])
     assert "compare" not in capsys.readouterr().out
@@ -63,7 +65,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("measure --mixer attention --d_model 5", "d_model=5 is not divisible by n_heads=4"),
         ("measure --seeds 1", "argument --seeds: must be at least 5, got 1"),
         ("measure --seeds a", "argument --seeds: must be a whole number, got a"),
-        ("measure --mixer lstm --out pyproject.toml", "pyproject.toml is a file: give a folder"),
+        ("measure --mixer lstm --out pyproject.toml", "pyproject.toml is a file, but a folder is needed"),
         ("measure --ckpt_path nowhere", "no run at nowhere"),
         ("measure --ckpt_path nowhere --d_model 4", "--d_model cannot be combined with --ckpt_path"),
         ("measure --device abacus", "device 'abacus' cannot be used"),
@@ -74,8 +76,8 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("claims head_cont", "did you mean 'head_count'?"),
         ("claims --ranks 4 17", "ranks must be integers from 1 to 16"),
         ("figure stairs", "did you mean 'staircase'?"),
-        ("figure gradients --steps 3", "figure gradients has no --steps"),
-        ("figure staircase --mixer lstm", "figure staircase has no --mixer"),
+        ("figure gradients --steps 3", "figure gradients has no option --steps"),
+        ("figure staircase --mixer lstm", "figure staircase has no option --mixer"),
         ("figure gradients --mixer lstn", "unknown mixer 'lstn'"),
     ],
 )
@@ -110,7 +112,7 @@ def test_mixers_lists_all_and_shows_the_options_of_one(tmp_path: Path, capsys: p
         return capsys.readouterr().out
 
     assert all(f"  {name} " in shown() for name in list_mixers())
-    assert re.search(r"^  gates +.*'channel' unless given$", shown("gdn2"), re.MULTILINE)
+    assert re.search(r"^  gates +.*default 'channel'$", shown("gdn2"), re.MULTILINE)
     assert shown("selective_ssm") == shown("mamba")
     assert "(or mamba)" in shown("mamba")
     (tmp_path / "own.py").write_text(
@@ -174,8 +176,7 @@ def test_measure_reads_the_layers_of_a_transformers_model(
 
 
 def test_a_folder_that_is_neither_run_nor_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    says = f"{tmp_path} is neither a run, with a folder checkpoints, nor a transformers model, with a config.json"
-    assert says in refused(capsys, "measure", "--ckpt_path", str(tmp_path))
+    assert f"{tmp_path} is not a model folder" in refused(capsys, "measure", "--ckpt_path", str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     assert f"transformers cannot load {tmp_path}" in refused(capsys, "measure", "--ckpt_path", str(tmp_path))
 
