@@ -243,7 +243,7 @@ def _declare_out(parser: Parser, folder: str) -> None:
 
 VERBS: dict[str, tuple[str, Callable[[Parser], None]]] = {
     "mixers": ("list the mixers, or show the options of one", _declare_mixers),
-    "measure": ("measure and compare mixers, or the layers of a trained model", _declare_measure),
+    "measure": ("measure mixers, or the layers of a trained model", _declare_measure),
     "heads": ("count the heads that each layer of your model has, spans and uses", _declare_heads),
     "claims": ("test predictions of the theory", _declare_claims),
     "figure": ("draw a figure of the theory", _declare_figure),

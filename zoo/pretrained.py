@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -182,7 +183,7 @@ def read(path: str | os.PathLike[str], allow: Iterable[str] = ()) -> Configured:
     module.load_state_dict(weights, assign=True)
     for again, once in shared.items():
         owner, _, attribute = again.rpartition(".")
-        setattr(module.get_submodule(owner), attribute, module.get_parameter(once))
+        setattr(module.get_submodule(owner), attribute, attrgetter(once)(module))
     return module.eval()
 
 

@@ -337,6 +337,13 @@ ERRORS = [
         lambda f, self, a, v, h: f(self, a, v, h.detach()),
     ),
     Planted("long chunks refused", "chunked", Recurrence, "scan", refuses_long_chunks),
+    Planted(
+        "gradients are NaN",
+        "stream_gradients",
+        Recurrence,
+        "decay",
+        lambda f, self, x: f(self, x) + (0 * self.gate.weight).sqrt().sum(),
+    ),
     Planted("state overwritten", "states_unchanged", Recurrence, "scan", overwrites),
     Planted("state kept in the module", "states_unchanged", Recurrence, "stream", kept_in_the_module),
     Planted("counter written into", "states_unchanged", Several, "step", counts_in_place),

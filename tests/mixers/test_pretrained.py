@@ -141,6 +141,30 @@ def test_a_mixer_of_ones_own_comes_back_where_it_is_allowed(
     assert moved.options == mixer.options == {**mixer.options, "d_model": 8, **options}
 
 
+class SharedMask(nn.Module):
+    """Two layers with one mask, as attention layers share a causal mask."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
+        mask = torch.ones(d_model)
+        for layer in (self.first, self.second):
+            layer.register_buffer("mask", mask)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x) * self.first.mask) * self.second.mask
+
+
+def test_a_buffer_that_two_submodules_share_is_saved_once_and_shared_again(
+    tmp_path: Path, unchecked_shapes: None
+) -> None:
+    mixer, path = zoo.create_mixer(f"{__name__}:SharedMask", 8), tmp_path / "mixer.safetensors"
+    zoo.save(mixer, path)
+    loaded = zoo.load_mixer(path, allow=[f"{__name__}:SharedMask"])
+    assert_same(loaded, mixer)
+    assert loaded.module.first.mask is loaded.module.second.mask
+
+
 @pytest.mark.parametrize("where", ["class", "mixer", "pattern"])
 def test_a_file_imports_nothing_by_itself(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "payload.py").write_text("raise SystemExit('imported')")

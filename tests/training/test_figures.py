@@ -11,9 +11,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.training import small
 from zoo.report.plots import as_pixels, new_figure
+from zoo.theory import spectra
 from zoo.theory.layers import layer_inputs
-from zoo.theory.operator import interaction
+from zoo.theory.operator import OperatorError, interaction
 from zoo.theory.rank import interaction_rank
+from zoo.training import figures
 from zoo.training.figures import TheoryFigures
 
 
@@ -61,6 +63,25 @@ def test_along_training_heads_become_curves_and_a_figure(tmp_path: Path) -> None
     (image,) = found.Images("theory/layer 1")
     height, width, _ = as_pixels(new_figure()[0]).shape
     assert (image.step, image.height, image.width) == (8, 2 * height, 2 * width)  # four panels
+
+
+@pytest.mark.usefixtures("unpainted")
+def test_a_reading_that_fails_leaves_a_gap_in_the_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def spectrum_at(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        if len(calls) in (1, 4):  # layer 0 at step 0, layer 1 at step 4
+            raise OperatorError("not affine")
+        return spectra.spectrum_at(*args, **options)
+
+    monkeypatch.setattr(figures, "spectrum_at", spectrum_at)
+    callback = TheoryFigures(every_n_steps=4, max_seq_len=8, n_examples=2)
+    fit(tmp_path, callback)
+    assert callback.steps == [0, 4, 8]
+    gaps = {name: [value != value for value in heads[0.01]] for name, heads in callback.heads.items()}
+    assert gaps == {"layer 0: attention": [True, False, False], "layer 1: attention": [False, True, False]}
+    assert set(events(tmp_path).Tags()["images"]) == {"theory/layer 0", "theory/layer 1"}
 
 
 @pytest.mark.usefixtures("unpainted")

@@ -92,7 +92,9 @@ def gradient_decay_figure(gradient: Gradient, title: str) -> Figure:
 
 
 @styled
-def heads_over_training_figure(steps: Sequence[int], heads: Mapping[float, Sequence[int]], title: str) -> Figure:
+def heads_over_training_figure(
+    steps: Sequence[int], heads: Mapping[float, Sequence[int | float]], title: str
+) -> Figure:
     """Draw the heads needed for each relative error against the training step.
 
     Args:

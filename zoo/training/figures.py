@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,8 +61,8 @@ class TheoryFigures(Callback):
         self.every_n_steps, self.max_seq_len, self.n_examples = every_n_steps, max_seq_len, n_examples
         self.steps: list[int] = []
         """Optimizer steps at which the layers were read."""
-        self.heads: dict[str, dict[float, list[int]]] = {}
-        """Layer -> relative error -> heads needed, at each of `steps`."""
+        self.heads: dict[str, dict[float, list[int | float]]] = {}
+        """Layer -> relative error -> heads needed, at each of `steps`; NaN where the layer could not be read."""
         self._inputs: Tensor | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -112,11 +113,15 @@ class TheoryFigures(Callback):
             read = spectrum_at(mixer, x[:1], sketch=_SKETCH)
         except OperatorError as error:
             _LOG.warning("%s: no figures of its operator: %s", name, error)
+            for counts in self.heads.get(name, {}).values():
+                if not again:
+                    counts.append(math.nan)
             return
         assert read.rank is not None
         scalars = {f"{tag}/interaction rank": read.rank}
         scalars |= {f"{tag}/heads for {100 * error:g} %": count for error, count in read.heads.items()}
-        history = self.heads.setdefault(name, {error: [] for error in read.heads})
+        missed = len(self.steps) if again else len(self.steps) - 1
+        history = self.heads.setdefault(name, {error: [math.nan] * missed for error in read.heads})
         for error, counts in history.items():
             if not again:
                 counts.append(read.heads[error])
