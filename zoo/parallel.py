@@ -1,4 +1,4 @@
-"""Models spread over the ranks of a process group: the positions of a sequence, or the parameters.
+"""Parallel models: split the positions of a sequence (`sequence`) or the parameters (`shard`) over ranks.
 
     model = zoo.parallel.sequence(backbone, 4)           # groups of 4 ranks, started by torchrun
     tokens, labels = model.part(tokens), model.part(labels)
@@ -6,10 +6,10 @@
     loss.backward()
     model.sum_gradients()
 
-Each rank streams its positions from the state that the rank before it sends, and sends its own state on. In the
-backward pass the gradients of the states return the same way. So every mixer with `stream` can be split, exactly.
-Where all layers are linear recurrences, no rank waits for another: each finds the map of the state over its positions,
-and from the maps the state that enters them.
+Each rank receives the state of the previous rank, streams its own positions, and sends its state to the next rank. In
+the backward pass the gradients of the states return the same way. So every mixer with `stream` can be split, without
+approximation. If all layers are linear recurrences, no rank waits for another: each rank computes how its positions map
+the state, all ranks exchange these maps, and each derives from them the state that enters its positions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from zoo.ops.time import Lengths, as_lengths, require_within
 from zoo.state import map_state, state_nbytes, state_tensors
 from zoo.validate import require_positive
 
-# The header of a message names the dtypes by their places in this list.
+# The header of a message encodes a dtype as its index in this tuple.
 DTYPES = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
@@ -44,14 +44,14 @@ DTYPES = (
 
 
 def shard(model: Backbone, mesh: DeviceMesh | None = None) -> Backbone:
-    """Spread the parameters of a model over ranks, a block at a time (FSDP2, `torch.distributed.fsdp.fully_shard`).
+    """Shard the parameters of a model over ranks, block by block (FSDP2, `torch.distributed.fsdp.fully_shard`).
 
-    Each rank has examples of its own; gradients are means over the ranks. The last block, embedding and head are one
-    part. Call it before the optimizer is built.
+    Each rank computes on its own examples; gradients are averaged over the ranks. The last block, the embedding and the
+    head form one unit. Call it before you build the optimizer.
 
     Args:
         model: changed in place.
-        mesh: one-dimensional mesh of the ranks; default all.
+        mesh: one-dimensional mesh of the ranks; default: all ranks.
     """
     *blocks, _ = model.layers.chain()
     for module in (*blocks, model):
@@ -66,36 +66,40 @@ def sequence(
     """Split the positions of a model's input over the ranks of a group.
 
     Args:
-        model: a `zoo.Backbone`, a mixer, or another causal module with `stream` and `empty_state`; the same on each
-            rank.
-        group: process group whose ranks, in order, hold the positions, in order. A number n makes groups of n
+        model: a `zoo.Backbone`, a mixer, or another causal module with `stream` and `empty_state`, with the same
+            weights on each rank.
+        group: process group; its ranks hold consecutive parts of the sequence. An integer n makes groups of n
             consecutive ranks. Default: all ranks.
-        micro_batches: parts of the batch. While a rank streams one, the next rank streams the part before.
+        micro_batches: number of parts of the batch. While a rank streams one part, the next rank streams the part
+            before it.
 
     Raises:
-        ValueError: a model that does not stream, no process group, a group without this rank, a number of ranks that
-            does not divide all ranks, micro_batches below 1.
+        ValueError: a model that does not stream, no process group, a group without this rank, an n that does not divide
+            the number of ranks, micro_batches below 1.
     """
     return SequenceParallel(model, group, micro_batches)
 
 
 class SequenceParallel(nn.Module):
-    """A model that maps this rank's positions; see `sequence`.
+    """A model that computes this rank's positions; see `sequence`.
 
-    Layers are pipelined: a rank sends the state of a layer as soon as it has it, and the next rank begins with that
-    layer. With L layers, M micro-batches and R ranks a pass takes about (L M + R - 1) / (L M R) of one rank's time.
-    If every layer is a linear recurrence, the ranks work on a layer at once and exchange the maps of its state. Such a
-    layer's state is a named tuple whose attribute `carried` names the fields that go through recurrences of `zoo.ops`;
-    the others hold the last inputs, of a convolution for example. Parts that are shorter than these are pipelined.
+    Layers are pipelined: a rank sends the state of a layer as soon as it is computed, and the next rank starts this
+    layer. With L layers, M micro-batches and R ranks a pass takes about (L M + R - 1) / (L M R) of the time on one
+    rank.
 
-    Each rank must call `backward` on a loss of its outputs, also if no position of it has a label (a sum over none).
+    If every layer is a linear recurrence, the ranks compute a layer simultaneously and exchange the maps of its state.
+    The state of such a layer is a named tuple. Its attribute `carried` lists the fields that recurrences of `zoo.ops`
+    carry; the other fields hold the last inputs, for example of a convolution. Parts shorter than these are pipelined.
+
+    Each rank must call `backward` on a loss of its outputs, even if none of its positions has a label (use an empty
+    sum).
 
     Attributes:
-        model: the model itself, whose parameters and state_dict are unchanged.
+        model: the model; its parameters and state_dict are unchanged.
         group: the process group.
-        state_bytes_sent: bytes of the states, or of their maps, that this rank sent in the last forward pass; what goes
-            to all other ranks counts for each of them.
-        gradient_bytes_sent: bytes of gradients that it sent back since.
+        state_bytes_sent: bytes of states, or of their maps, that this rank sent in the last forward pass. A tensor sent
+            to all other ranks counts once per receiver.
+        gradient_bytes_sent: bytes of gradients that this rank has sent since then.
     """
 
     def __init__(self, model: nn.Module, group: dist.ProcessGroup | int | None, micro_batches: int) -> None:
@@ -114,12 +118,12 @@ class SequenceParallel(nn.Module):
         self.state_bytes_sent = self.gradient_bytes_sent = 0
         self._sending: list[tuple[list[dist.Work], list[Tensor]]] = []
         self._has_received = False
-        self._seen = 0  # positions of the ranks before
+        self._seen = 0  # number of positions on previous ranks
 
     def part(self, t: Shaped[Tensor, "batch seq *rest"]) -> Shaped[Tensor, "batch part *rest"]:
-        """Return this rank's positions of a whole sequence: equal parts, up to one position.
+        """Return this rank's positions of a whole sequence; the parts differ by at most one position.
 
-        Any other contiguous parts, in the order of the ranks, are valid inputs too.
+        `forward` accepts any other contiguous parts in rank order too.
 
         Raises:
             ValueError: more ranks than positions.
@@ -135,11 +139,11 @@ class SequenceParallel(nn.Module):
 
         Args:
             inputs: this rank's positions.
-            lengths: valid positions of each row of the whole sequence, the same on each rank.
+            lengths: number of valid positions of each row of the whole sequence; the same on each rank.
 
         Raises:
-            ValueError: on all ranks, other batches or a rank without positions; lengths outside the whole sequence,
-                fewer rows than micro_batches; the errors of the model.
+            ValueError: batch sizes that differ between ranks or a rank without positions (raised on all ranks), lengths
+                outside the whole sequence, fewer rows than micro_batches; the errors of the model.
         """
         parts, lengths, total = self._own_lengths(inputs, lengths)
         self.state_bytes_sent = self.gradient_bytes_sent = 0
@@ -183,15 +187,15 @@ class SequenceParallel(nn.Module):
             dist.all_reduce(p.grad, group=self.group)
 
     def _own_lengths(self, inputs: Tensor, lengths: Lengths | None) -> tuple[list[int], Tensor | None, int]:
-        """Return the positions of each rank, which of this rank's are valid, and how many are on all ranks.
+        """Return each rank's number of positions, this rank's lengths, and the number of valid positions on all ranks.
 
-        All ranks compare their shapes.
+        The ranks exchange their shapes, so that all of them raise the same errors.
         """
         shapes = [torch.empty(2, dtype=torch.int64, device=inputs.device) for _ in range(self.n_ranks)]
         dist.all_gather(shapes, torch.tensor(inputs.shape[:2], device=inputs.device), self.group)
         batches, parts = torch.stack(shapes).T.tolist()
         if len({*batches}) > 1:
-            raise ValueError(f"each rank needs the same rows, got batches of {', '.join(map(str, batches))}")
+            raise ValueError(f"each rank needs the same batch size, got {', '.join(map(str, batches))}")
         if 0 in parts:
             raise ValueError(f"each rank needs at least one position, got {', '.join(map(str, parts))}")
         if batches[0] < self.micro_batches:
@@ -204,7 +208,10 @@ class SequenceParallel(nn.Module):
         return parts, (lengths - self._seen).clamp(0, parts[self.rank]), max(1, int(lengths.sum()))
 
     def _stream_at_once(self, layer: Any, x: Tensor, lengths: Tensor | None, memory: int) -> Tensor:
-        """Stream a layer from the last inputs of the rank before, and from what enters its recurrences."""
+        """Stream a linear recurrent layer on all ranks at once.
+
+        The previous rank sends its last inputs; the states that enter the recurrences come from `_Entering`.
+        """
         state, received = layer.empty_state(len(x), x.dtype, x.device), []
         if not [*state_tensors(state)]:
             return layer.stream(x, state, lengths)[0]
@@ -221,13 +228,13 @@ class SequenceParallel(nn.Module):
             y, _ = layer.stream(x, state._replace(**before), lengths)
         if state.carried and not received:
             raise ValueError(
-                f"{type(layer).__name__}: its state names {', '.join(state.carried)} as carried, but no recurrence of "
-                "zoo.ops took them: give it a state without `carried`"
+                f"{type(layer).__name__}: its state lists {', '.join(state.carried)} as carried, but it called no "
+                "recurrence of zoo.ops: remove `carried` from its state"
             )
         return _Needing.apply(y, *before.values(), *received)
 
     def _before(self, t: Tensor) -> Tensor:
-        """Return what the rank before has in place of `t`, or how many positions it has seen, a whole number."""
+        """Return the previous rank's value of `t`; for an integer tensor, the number of positions before this rank."""
         return _Before.apply(self, t) if _has_gradient(t) else torch.full_like(t, self._seen)
 
     def _gather(self, t: Tensor) -> list[Tensor]:
@@ -238,7 +245,7 @@ class SequenceParallel(nn.Module):
         return [torch.view_as_complex(each) for each in found] if t.is_complex() else found
 
     def _stream(self, layer: Any, x: Tensor, lengths: Tensor | None) -> Tensor:
-        """Stream a layer from the state of the rank before, and send its state on."""
+        """Stream a layer from the state of the previous rank, and send the new state to the next rank."""
         empty = layer.empty_state(len(x), x.dtype, "meta")
         if not [*state_tensors(empty)]:
             return layer.stream(x, empty, lengths)[0]
@@ -257,7 +264,7 @@ class SequenceParallel(nn.Module):
         return y
 
     def _receive_state(self, empty: Any, link: Tensor) -> tuple[Tensor, Any]:
-        """Receive a state with the structure of `empty`; through `link` too, gradients return to its sender."""
+        """Receive a state with the structure of `empty`; its gradients, and the one of `link`, return to the sender."""
         like = [*state_tensors(empty)]
         header = torch.empty(2 + sum(1 + t.ndim for t in like), dtype=torch.int64, device=link.device)
         self._receive([header], self.rank - 1)
@@ -278,7 +285,7 @@ class SequenceParallel(nn.Module):
         return link, map_state(lambda _: next(received), empty)
 
     def _send(self, tensors: Sequence[Tensor], rank: int) -> None:
-        """Begin to send; the tensors are kept until `_wait`."""
+        """Start sending; the tensors are kept alive until `_wait`."""
         tensors = [t.detach().contiguous() for t in tensors]
         works = dist.batch_isend_irecv([dist.P2POp(dist.isend, t, group=self.group, group_peer=rank) for t in tensors])
         self._sending.append((works, tensors))
@@ -295,9 +302,9 @@ class SequenceParallel(nn.Module):
                 work.wait()
 
     def _whole_load(self, parts: Sequence[Load]) -> Load:
-        """Return the experts' load over all micro-batches and ranks, with the probabilities of this rank alone.
+        """Return the experts' load over all micro-batches and ranks, but with the probabilities of this rank only.
 
-        So the sum over the ranks of `balance` is the balance of the whole, and so are its gradients.
+        Then the sum of `balance` over the ranks is the balance of the whole batch, and its gradients sum likewise.
         """
         served, likely, positions = (torch.stack(each).sum(0) for each in zip(*parts, strict=True))
         for each in (served, positions):
@@ -306,7 +313,7 @@ class SequenceParallel(nn.Module):
 
 
 class _FromPrevious(torch.autograd.Function):
-    """Give the received tensors an origin in the graph, which sends their gradients back."""
+    """Insert received tensors into the autograd graph; the backward pass sends their gradients back."""
 
     @staticmethod
     def forward(ctx: Any, ranks: SequenceParallel, is_first: bool, link: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
@@ -321,13 +328,13 @@ class _FromPrevious(torch.autograd.Function):
         sent = [t for t in gradients[1:] if _has_gradient(t)]
         ranks._send(sent, ranks.rank - 1)
         ranks.gradient_bytes_sent += state_nbytes(tuple(sent))
-        if ctx.is_first:  # autograd goes back from the last: nothing follows
+        if ctx.is_first:  # the backward pass runs in reverse, so this is its last message
             ranks._wait()
         return (None,) * (2 + len(gradients))
 
 
 class _ToNext(torch.autograd.Function):
-    """Pass y on; in the backward pass receive the gradients of the state that was sent to the next rank."""
+    """Return y unchanged; the backward pass receives the gradients of the state that was sent to the next rank."""
 
     @staticmethod
     def forward(ctx: Any, ranks: SequenceParallel, link: Tensor, y: Tensor, *state: Tensor) -> Tensor:
@@ -346,10 +353,11 @@ class _ToNext(torch.autograd.Function):
 
 
 class _Needing(torch.autograd.Function):
-    """Pass y on as if it depended on all that came from other ranks.
+    """Return y unchanged, but make it depend on all tensors received from other ranks.
 
-    The backward pass then visits the same nodes that exchange gradients on each rank, the last created first, also
-    where an output needs none of it: a rank may have no valid position, or conjugate gradients nothing to solve.
+    The backward pass then reaches the nodes that exchange gradients on every rank, in the same order (last created
+    first). Without it a rank would skip nodes that its outputs do not use, for example if it has no valid position, and
+    the other ranks would wait forever.
     """
 
     @staticmethod
@@ -363,7 +371,7 @@ class _Needing(torch.autograd.Function):
 
 
 class _Before(torch.autograd.Function):
-    """Give each rank the tensor of the rank before, zeros to the first."""
+    """Return the previous rank's tensor; zeros on the first rank."""
 
     @staticmethod
     def forward(ctx: Any, ranks: SequenceParallel, t: Tensor) -> Tensor:
@@ -382,9 +390,9 @@ class _Before(torch.autograd.Function):
 
 
 class _Entering(torch.autograd.Function):
-    """The state that enters each rank's positions, S_{r+1} = act(over_r, S_r) + added_r from S_0 = 0.
+    """Compute the state that enters each rank's positions, S_{r+1} = act(over_r, S_r) + added_r with S_0 = 0.
 
-    Its adjoint is the same recurrence from the last rank to the first.
+    The backward pass is the same recurrence from the last rank to the first.
     """
 
     @staticmethod
@@ -405,7 +413,7 @@ class _Entering(torch.autograd.Function):
         state, *overs = ctx.saved_tensors
         ranks.gradient_bytes_sent += (ranks.n_ranks - 1) * state_nbytes(grads[0])
         arriving = ranks._gather(grads[0])
-        grad = torch.zeros_like(state)  # of the state after this rank's positions
+        grad = torch.zeros_like(state)  # gradient of the state after this rank's positions
         by_matrix = ctx.act is torch.matmul
         for rank in reversed(range(ranks.rank + 1, ranks.n_ranks)):
             grad = ctx.act(overs[rank].mH if by_matrix else overs[rank].conj(), grad) + arriving[rank]
@@ -414,7 +422,7 @@ class _Entering(torch.autograd.Function):
 
 
 def _memory(layer: Any) -> int | None:
-    """Return how many of the last inputs make up a layer's state besides what is carried; None if it depends on all."""
+    """Return how many last inputs the state holds besides the carried fields; None if the layer must be pipelined."""
     state = layer.empty_state(1, None, "meta")
     if not [*state_tensors(state)]:
         return 0
@@ -425,7 +433,7 @@ def _memory(layer: Any) -> int | None:
 
 
 def _outline(state: Any) -> Tensor:
-    """Return what a state of foreign modules holds besides tensors, pickled, as bytes; none of another state."""
+    """Return the pickled structure of a state of adapted modules, as bytes; empty for states of the zoo's mixers."""
 
     def is_foreign(part: Any) -> bool:
         return isinstance(part, Carried) or (isinstance(part, tuple) and any(map(is_foreign, part)))
@@ -445,7 +453,7 @@ def _group(group: dist.ProcessGroup | int | None) -> dist.ProcessGroup:
         ValueError: see `sequence`.
     """
     if not dist.is_initialized():
-        raise ValueError("there is no process group: start the program with torchrun and call init_process_group")
+        raise ValueError("no process group: start the program with torchrun and call init_process_group")
     if isinstance(group, int):
         n_ranks = dist.get_world_size()
         if group < 1 or n_ranks % group:

@@ -1,7 +1,7 @@
-"""Whole modules in one safetensors file (class, options, weights), and in repositories of the Hugging Face hub.
+"""Save and load modules (class, options, weights) as one safetensors file, and on the Hugging Face hub.
 
-A file names a class and never brings one: the class must be registered by this package, or be one that the caller
-names. There is no pickle in it.
+A file contains no code and no pickle, only the name of a class. The class must be registered by this package, or
+allowed by the caller.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ C = TypeVar("C", bound=Configured)
 
 SUFFIX = ".safetensors"
 FILE = f"model{SUFFIX}"
-"""The name that the hub expects."""
+"""File name that the hub expects."""
 
-_RECORD = "mixer_zoo"  # the key of class and options in the file's metadata
+_RECORD = "mixer_zoo"  # key of class and options in the file's metadata
 _BUILT_IN = "zoo.backbone:Backbone"
 
 _CARD = """\
@@ -51,36 +51,36 @@ model = zoo.Backbone.from_pretrained("user/name")  # the name of this repository
 
 
 class Pretrained(Configured):
-    """A module with `save_pretrained`, `from_pretrained` and `push_to_hub`, by huggingface_hub's `ModelHubMixin`.
+    """A module with `save_pretrained`, `from_pretrained` and `push_to_hub`, based on huggingface_hub's `ModelHubMixin`.
 
-    The mixin is imported when one of the three is called (extra `hub`). It is no base class, so that `import zoo` needs
-    no huggingface_hub, and `PyTorchModelHubMixin` is not used, since that falls back to pickled weights.
+    The mixin (extra `hub`) is imported by these methods and is not a base class, so that `import zoo` does not need
+    huggingface_hub. We do not use `PyTorchModelHubMixin`, because it falls back to pickled weights.
     """
 
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> str | None:
-        """Write model.safetensors, config.json (the options, to be read by people) and a model card into a folder.
+        """Write model.safetensors, config.json (the options, for human readers) and a model card into a folder.
 
         Args:
-            folder: is made if it is not there.
-            **options: for the mixin: push_to_hub=True with repo_id, ...
+            folder: the folder; created if missing.
+            **options: options of the mixin, such as push_to_hub=True and repo_id.
 
         Returns:
-            The address of the commit if the model was pushed to the hub too.
+            The URL of the commit if push_to_hub is true.
 
         Raises:
-            ValueError: a module that was changed after it was built and could not be built again, or is in shards.
+            ValueError: a module that its options cannot rebuild, because it was modified, or a sharded module.
         """
         return _repository()(self).save_pretrained(folder, config=_record(self), **options)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Upload the files of `save_pretrained`; the repository is made if it is not there.
+        """Upload the files of `save_pretrained` to the hub; the repository is created if missing.
 
         Args:
             repo_id: user/name.
-            **options: for the mixin: private, token, branch, commit_message, create_pr, ...
+            **options: options of the mixin, such as private, token, branch, commit_message and create_pr.
 
         Returns:
-            The address of the commit.
+            The URL of the commit.
 
         Raises:
             ValueError: the errors of `save_pretrained`.
@@ -89,53 +89,54 @@ class Pretrained(Configured):
 
     @classmethod
     def from_pretrained(cls, source: str | os.PathLike[str], *, allow: Iterable[str] = (), **options: Any) -> Self:
-        """Load a module from a folder or the hub: on the CPU, in eval mode, in the type it was saved in.
+        """Load a module from a folder or the hub: on the CPU, in eval mode, in the dtype of the file.
 
             model = zoo.Backbone.from_pretrained("user/name", revision="main")
 
         Args:
-            source: a folder, or a repository of the hub.
+            source: a folder, or the name of a repository on the hub.
             allow: see `read`.
-            **options: for the mixin: revision, cache_dir, force_download, local_files_only, token.
+            **options: options of the mixin: revision, cache_dir, force_download, local_files_only, token.
 
         Raises:
-            ValueError: a file, no such folder or repository, no model.safetensors in it, or as `read`.
+            ValueError: `source` is a file, or not a folder or repository with a model.safetensors; the errors of
+                `read`.
         """
         if Path(source).is_file():
-            raise ValueError(f"{source} is a file, and from_pretrained reads folders: zoo.load reads it")
+            raise ValueError(f"{source} is a file, but from_pretrained reads folders: use zoo.load")
         repository = _repository()
         try:
             found = repository.from_pretrained(source, allow=[*allow, class_path(cls)], **options).module
         except (OSError, require_extra("huggingface_hub.errors", "hub").HFValidationError) as error:
             reason = str(error).strip().partition("\n")[0]
-            raise ValueError(f"{source} is no folder here, and the hub gives no {FILE} of it: {reason}") from error
+            raise ValueError(f"{source} is no local folder, and no {FILE} of it is on the hub: {reason}") from error
         if not isinstance(found, cls):
             raise ValueError(f"{source} holds {type(found).__name__}, not {cls.__name__}")
         return found
 
 
 def class_path(cls: type[Configured]) -> str:
-    """Return the target by which a file names a class; a plain module that serves as a mixer has its own class."""
+    """Return the name of a class in a file; for a plain torch module adapted as a mixer, the name of its own class."""
     return cls.name if issubclass(cls, Adopted) else targets.target_of(cls)
 
 
 def write(module: Configured, path: str | os.PathLike[str]) -> None:
-    """Write class, options and weights to one safetensors file, whole or not at all.
+    """Write class, options and weights to one safetensors file, atomically.
 
     Raises:
-        ValueError: a module whose options do not build it again: it was built from objects, or changed afterwards; one
-            in shards.
-        OSError: the folder is not there or cannot be written.
+        ValueError: a module that its options cannot rebuild, because it was built from objects or modified afterwards,
+            or a sharded module.
+        OSError: the folder does not exist or is not writable.
     """
     record, weights = _record(module), module.state_dict()
     try:
         fresh = build(type(module), module.options)
-    except TypeError as error:  # arguments by position
+    except TypeError as error:  # positional-only arguments
         raise ValueError(
-            f"{type(module).__name__} is not built from its options ({error}): save its parts, or its state_dict"
+            f"{type(module).__name__} cannot be rebuilt from its options ({error}): save its parts, or its state_dict"
         ) from None
     if found := misfit(fresh.state_dict(), weights):
-        raise ValueError(f"the module is not the one that its options build, and could not be loaded: {found}")
+        raise ValueError(f"the module was modified, so that its options would not rebuild it: {found}")
     first: dict[tuple[Any, ...], str] = {}
     for name, t in weights.items():
         first.setdefault((t.data_ptr(), t.shape) if t.numel() else (name,), name)
@@ -147,17 +148,18 @@ def write(module: Configured, path: str | os.PathLike[str]) -> None:
 
 
 def read(path: str | os.PathLike[str], allow: Iterable[str] = ()) -> Configured:
-    """Build the module of a file that `write` wrote: on the CPU, in eval mode, with the weights in their own type.
+    """Load the module of a file that `write` wrote: on the CPU, in eval mode, in the dtypes of the file.
+
+    Shapes are compared before any memory is allocated.
 
     Args:
         path: the file.
-        allow: classes besides those of this package that the file may name, as it names them: `package.module:Class`
-            or `path/file.py:Class`. They are imported; nothing else is.
+        allow: trusted classes outside this package: `package.module:Class` or `path/file.py:Class`. No other code is
+            imported.
 
     Raises:
-        ValueError: no such file, a damaged one, one that `write` did not write, a class that is neither registered nor
-            allowed, options or weights that do not fit the class as it is here. Nothing is allocated before the shapes
-            have been compared.
+        ValueError: a missing or damaged file, a file that `write` did not write, a class that is not registered or
+            allowed, options or weights that do not fit the installed version of the class.
     """
     if not Path(path).is_file():
         raise ValueError(f"there is no file {path}")
@@ -170,13 +172,11 @@ def read(path: str | os.PathLike[str], allow: Iterable[str] = ()) -> Configured:
         is_whole = record.get("digest", digest := _digest(weights)) == digest
         weights |= {again: weights[once] for again, once in shared.items()}
     except safetensors.SafetensorError:
-        raise ValueError(f"{path} is damaged, or no safetensors file") from None
+        raise ValueError(f"{path} is damaged, or is not a safetensors file") from None
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise ValueError(
-            f"{path} does not say which module its weights are of; zoo.save writes files that do"
-        ) from None
+        raise ValueError(f"{path} has weights but no module class and options: write it with zoo.save") from None
     if not is_whole:
-        raise ValueError(f"{path} is damaged: its weights are not those that were written")
+        raise ValueError(f"{path} is damaged: the checksum of its weights is wrong")
     allowed = list(allow)
     cls = _find_class(path, name, allowed)
     module = build_fitting(path, cls, with_allowed(path, options, allowed), weights)
@@ -188,10 +188,10 @@ def read(path: str | os.PathLike[str], allow: Iterable[str] = ()) -> Configured:
 
 
 def with_allowed(path: str | os.PathLike[str], options: Any, allowed: Iterable[str]) -> Any:
-    """Return a file's options, in which each class of a user is named as it was allowed.
+    """Return a file's options, with each user-defined class replaced by its entry in `allowed` (its path may differ).
 
     Raises:
-        ValueError: the first class that is named by its path and not allowed.
+        ValueError: a user-defined class that is not allowed.
     """
     if isinstance(options, Mapping):
         return {key: with_allowed(path, each, allowed) for key, each in options.items()}
@@ -202,65 +202,68 @@ def with_allowed(path: str | os.PathLike[str], options: Any, allowed: Iterable[s
 
 def _allowed(path: str | os.PathLike[str], name: str, allowed: Iterable[str]) -> str:
     for each in map(targets.absolute, allowed):
-        moved = ".py:" in name and targets.short(name) == targets.short(each)  # a path of another machine
+        moved = ".py:" in name and targets.short(name) == targets.short(each)  # same file name, another folder
         if moved or targets.absolute(name) == each:
             return each
     raise ValueError(
-        f"{path} names {name}, which is not registered here: if you trust that class, give allow=[{name!r}], "
-        f"on the command line --allow {name}"
+        f"{path} uses the class {name}, which is not registered here: if you trust it, give allow=[{name!r}], "
+        f"or --allow {name} on the command line"
     )
 
 
 def build(cls: type[C], options: Mapping[str, Any]) -> C:
-    """Build a module whose initial weights are to be overwritten: torch's global generator stays where it is."""
+    """Build a module without advancing torch's global generator; its initial weights will be overwritten."""
     with torch.random.fork_rng(devices=[]):
         return cls(**options)
 
 
 def build_fitting(path: str | os.PathLike[str], cls: type[C], options: Any, weights: Mapping[str, Tensor]) -> C:
-    """Build the module whose weights a file holds; its shapes are compared first, on the meta device.
+    """Build the module of a file; names and shapes are compared first, on the meta device.
 
     Raises:
-        ValueError: options that the class refuses, weights of other names or shapes.
+        ValueError: options that the class rejects, weights with other names or shapes.
     """
     expected: Mapping[str, Tensor] = {}
     try:
-        with suppress(NotImplementedError, RuntimeError), torch.device("meta"):  # a class may read numbers
+        with (
+            suppress(NotImplementedError, RuntimeError),
+            torch.device("meta"),
+        ):  # constructors that read values fail on meta
             expected = build(cls, options).state_dict()
         found = misfit(expected, weights) if expected else None
         module = None if found else build(cls, options)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} holds {cls.__name__}, which this version cannot build: {error}") from error
+        raise ValueError(f"{path} has class {cls.__name__}, which this version cannot build: {error}") from error
     if module is None or (found := misfit(module.state_dict(), weights)):
         raise ValueError(f"{path} does not fit {cls.__name__} as this version builds it: {found}")
     return module
 
 
 def misfit(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str | None:
-    """Return the first difference in names or shapes, in words; None where all agree."""
+    """Describe the first difference in names or shapes; return None if all agree."""
     for name in expected:
         if name not in given:
             return f"it lacks {name}"
         if expected[name].shape != given[name].shape:
             return f"{name} has shape {tuple(given[name].shape)}, expected {tuple(expected[name].shape)}"
-    return next((f"it has {name}, which the model lacks" for name in given if name not in expected), None)
+    return next((f"it has the unknown weight {name}" for name in given if name not in expected), None)
 
 
 def require_whole(module: Configured) -> None:
-    """Raise ValueError for a module whose parameters are spread over ranks (`zoo.parallel.shard`)."""
+    """Raise ValueError for a module with sharded parameters (`zoo.parallel.shard`)."""
     if any(hasattr(p, "full_tensor") for p in module.parameters()):
         raise ValueError(
-            "parameters in shards are not saved: load get_model_state_dict(model, options=StateDictOptions("
-            "full_state_dict=True)) of torch.distributed.checkpoint.state_dict into a model without shards, and save it"
+            "a sharded model cannot be saved: load get_model_state_dict(model, options=StateDictOptions("
+            "full_state_dict=True)) of torch.distributed.checkpoint.state_dict into an unsharded model, and save that"
         )
 
 
 def require_plain(module: Configured) -> None:
-    """Raise ValueError for a module with arguments that a file cannot hold, such as modules."""
+    """Raise ValueError for a module built from arguments that a file cannot store, such as other modules."""
     if module.objects:
         raise ValueError(
-            f"{type(module).__name__} is built from objects, which no file names: {', '.join(module.objects)}; "
-            "save its parts, or its state_dict"
+            f"{type(module).__name__} has arguments that are not plain data and cannot be stored: "
+            f"{', '.join(module.objects)}; save its parts, or its state_dict"
         )
 
 
@@ -271,7 +274,7 @@ def _record(module: Configured) -> dict[str, Any]:
 
 
 def _find_class(path: str | os.PathLike[str], name: str, allowed: list[str]) -> type[Configured]:
-    """Return the class of this name, if it is one of this package, a registered or an allowed one."""
+    """Return the class of this name if it is registered or allowed; otherwise raise ValueError."""
     if name == _BUILT_IN:
         return targets.load(name)
     for each in (*MIXERS, *MIXERS.own):
@@ -298,7 +301,7 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
 
 @functools.cache
 def _repository() -> Any:
-    """Return a class of huggingface_hub's mixin that holds one module."""
+    """Return a subclass of huggingface_hub's mixin that wraps one module."""
     hub = require_extra("huggingface_hub", "hub")
 
     class Repository(  # pyright: ignore[reportGeneralTypeIssues]

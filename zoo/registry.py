@@ -1,4 +1,4 @@
-"""The zoo: each mixer's name, class, summary, family and source. Adding a mixer adds one entry."""
+"""The registry of mixers (`create_mixer`, `register`): name, class, summary, family and source, one entry each."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 OWN = "your own"
-"""The family of a mixer that names none."""
+"""Default family of user-defined mixers."""
 
 
 class Mixer(NamedTuple):
-    """An entry of the zoo.
+    """An entry of the registry.
 
     Attributes:
-        home: `module:Class`, of a mixer of your own also `path/file.py:Class`.
-        summary: a line about it.
-        year: year of the publication; None if not given.
-        source: publication of the mathematics, by its arXiv number if it has one; empty if not given.
-        options: options of the class that the name sets.
-        family: mixers that share their mathematics. "time-invariant": a fixed convolution over positions, whatever the
-            input; "softmax", "delta rule" and "hybrid" can look up the token that followed a symbol before.
-        models: released models whose layers it is, by name; empty if we know of none.
+        home: `module:Class`; for user-defined mixers also `path/file.py:Class`.
+        summary: one-line description.
+        year: year of publication; None if not given.
+        source: publication of the mathematics, by arXiv number if it has one; empty if not given.
+        options: options of the class that this name fixes.
+        family: mixers with the same mathematics. "time-invariant" mixers are fixed convolutions, whatever the input;
+            "softmax", "delta rule" and "hybrid" mixers can recall the token that followed an earlier symbol.
+        models: released models that use the mixer; empty if we know of none.
     """
 
     home: str
@@ -51,7 +51,7 @@ def _adopt(target: str, found: Any) -> type[SequenceMixer]:
 
 
 def _family(family: str, /, **mixers: Mixer) -> dict[str, Mixer]:
-    """Return the entries of one family, homes below `zoo.mixers`. A class alone is in the file named like its mixer."""
+    """Return the entries of a family, with homes in `zoo.mixers`; a bare class is in the file named after the mixer."""
     found = {}
     for name, mixer in mixers.items():
         home = mixer.home if ":" in mixer.home else f"{name}:{mixer.home}"
@@ -329,7 +329,7 @@ MIXERS: OpenRegistry[Mixer] = OpenRegistry(
 
 
 def list_mixers() -> list[str]:
-    """Return the names that `create_mixer` takes: built-in ones first, then those of `register` and of packages."""
+    """Return the registered names: built-in ones first, then those from `register` and from entry points."""
     return [*MIXERS, *MIXERS.own]
 
 
@@ -343,25 +343,26 @@ def register(
     source: str = "",
     **options: Any,
 ) -> None:
-    """Give a mixer of your own a name, by which `create_mixer`, `Backbone` and a hybrid's pattern know it from now on.
+    """Register your own mixer under a name, for `create_mixer`, `Backbone` and a hybrid's pattern.
 
         zoo.register("mine", MyMixer)
         zoo.register("wide", "path/file.py:MyMixer", expand=4)
 
-    A package that is installed names its mixers for every process by entry points of the group `zoo.mixers`.
+    The registration lasts for this process. An installed package registers its mixers permanently by entry points of
+    the group `zoo.mixers`.
 
     Args:
         name: an identifier that no other mixer has.
-        mixer: a class of torch.nn.Module, or `package.module:Class` or `path/file.py:Class`, imported on first use.
-        summary: a line about it.
-        family: see `Mixer`; so are year and source.
-        year: of the publication.
-        source: of the mathematics.
-        **options: that the name sets.
+        mixer: a subclass of torch.nn.Module, or `package.module:Class` or `path/file.py:Class`, imported on first use.
+        summary: one-line description.
+        family: see `Mixer`.
+        year: year of publication.
+        source: publication of the mathematics.
+        **options: options of the class that this name fixes.
 
     Raises:
-        UsageError: a name that is taken, or none.
-        ValueError: an object that is no class of torch.nn.Module.
+        UsageError: the name is taken, or is no identifier.
+        ValueError: an object that is no subclass of torch.nn.Module.
     """
     if isinstance(mixer, str):
         home, found = absolute(mixer), None
@@ -373,11 +374,11 @@ def register(
 
 
 def mixer_class(name: str) -> type[SequenceMixer]:
-    """Return the class of a name, of `package.module:Class` or of `path/file.py:Class`.
+    """Return the class for a name, `package.module:Class` or `path/file.py:Class`.
 
     Raises:
         UnknownNameError: no such mixer; the message lists the names.
-        UsageError: no such module, file or class, or a class of another kind.
+        UsageError: no such module, file or class, or an unsuitable class.
     """
     return MIXERS[name]
 
@@ -389,20 +390,20 @@ def create_mixer(name: str, d_model: int, **options: Any) -> SequenceMixer:
     128
 
     Args:
-        name: any of `list_mixers`, or `package.module:Class` or `path/file.py:Class`, a mixer of your own.
+        name: a name from `list_mixers`, or your own class as `package.module:Class` or `path/file.py:Class`.
         d_model: width of input and output.
-        **options: of the mixer.
+        **options: options of the mixer.
 
     Raises:
-        ValueError: unknown name or option, or options that do not fit together.
+        ValueError: unknown name or option, or options that cannot be combined.
     """
     return mixer_class(name).create(d_model, {**MIXERS.entry(name).options, **options})
 
 
 def create_layers(name: str, n_layers: int, d_model: int, **options: Any) -> list[SequenceMixer]:
-    """Return the mixers of a stack, one per layer: n_layers times the same kind, or a hybrid's layout over depth.
+    """Build the mixers of a stack, one per layer: all of the same kind, or a hybrid's layout over depth.
 
     Raises:
-        ValueError: as `create_mixer`; also n_layers too few to hold every member of a hybrid.
+        ValueError: the errors of `create_mixer`; fewer layers than a hybrid has members.
     """
     return mixer_class(name).create_layers(n_layers, d_model, {**MIXERS.entry(name).options, **options})

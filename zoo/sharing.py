@@ -1,4 +1,4 @@
-"""Parts that several layers share: a transformer's weights (Zamba2), or one cache of keys and values (YOCO)."""
+"""Stacks whose layers share a transformer's weights (Zamba2) or one cache of keys and values (YOCO)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from zoo.validate import head_width, require_positive, shared_heads
 
 
 class LowRank(nn.Module):
-    """U_p D_p x for each part p of the output, one below the other (LoRA, Hu et al. 2106.09685)."""
+    """Low-rank map U_p D_p x for each part p of the output; the parts are concatenated (LoRA, Hu et al. 2106.09685)."""
 
     def __init__(self, d_model: int, lora_rank: int, widths: Sequence[int]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class GELUGate(SwiGLU):
 
 
 class _Transformer(nn.Module):
-    """Weights that layers share."""
+    """The shared weights."""
 
     def __init__(self, d_model: int, d_channel: int, norm_eps: float, attention: Mapping[str, Any]) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class _Transformer(nn.Module):
 
 
 class _Reader(nn.Module):
-    """Weights of one layer that reads a transformer."""
+    """The weights of one layer that uses a shared transformer: LoRA maps and the output projection."""
 
     def __init__(self, d_model: int, transformer: _Transformer, lora_rank: int, attention_lora_rank: int) -> None:
         super().__init__()
@@ -67,40 +67,40 @@ class _Reader(nn.Module):
 
 class SharingState(NamedTuple):
     block: Any  # the state of the block
-    attention: Any  # AttentionState of the transformer as the layer reads it, () in a layer that does not
+    attention: Any  # AttentionState of this layer's use of the transformer, () in a layer that does not use it
 
 
 class SharedTransformer(SequenceMixer):
-    """Blocks, of which some read a transformer whose weights they share (Zamba, Glorioso et al. 2405.16712).
+    """Blocks, some of which use a transformer with shared weights (Zamba, Glorioso et al. 2405.16712).
 
         x_l = block_l(x_{l-1})                                     x_0 is the input, in a model the embedding
         x_l = block_l(x_{l-1}), its mixer reads x_{l-1} + W_l T([x_{l-1}, x_0])        l in `layers`
         T(u) = W_down (gelu(W_gate v) * W_up v),  v = norm(attention(norm(u)))
 
-    T has its weights n_blocks times, which the layers read in turn. What belongs to each layer are W_l and, beside the
-    input projections of T, low-rank maps (Zamba2 2411.15242). The attention is 2 * d_model wide.
+    There are n_blocks copies of T with different weights, which the layers in `layers` use in turn. Not shared are W_l
+    and low-rank maps added to the input projections of T (Zamba2 2411.15242). The attention is 2 * d_model wide.
 
     Coefficients. Those of blocks and attention, 1/rms of the norms, gelu(W_gate v).
 
-    State. The states of the blocks; keys and values of every position for each layer that reads.
+    State. The states of the blocks, and keys and values of all positions for each layer in `layers`.
 
-    Source. Zyphra's Zamba2 as transformers 5.23 has it, whose attention scales logits by sqrt(2 / d_head) instead of
+    Source. Zyphra's Zamba2 in transformers 5.23. Its attention scales logits by sqrt(2 / d_head) instead of
     sqrt(1 / d_head).
 
     Args:
         blocks: the layers; d_out must be d_model.
-        layers: numbers of the layers that read, from 0, in order.
-        n_blocks: how many sets of weights there are.
+        layers: ascending indices, from 0, of the layers that use T.
+        n_blocks: number of copies of T.
         d_channel: inner width of W_gate and W_up; default 4 * d_model.
-        lora_rank: rank of each layer's own map beside W_gate and W_up; 0 for none.
-        attention_lora_rank: rank of each layer's own maps beside the projections of queries, keys and values; 0 for
-            none.
-        attention: options of the attention, as the mixer `attention` has them, but d_out.
+        lora_rank: rank of each layer's low-rank map added to W_gate and W_up; 0 for none.
+        attention_lora_rank: rank of each layer's low-rank maps added to the projections of queries, keys and values; 0
+            for none.
+        attention: options of the mixer `attention`, except d_out.
         norm_eps: epsilon of the norms.
 
     Raises:
-        ValueError: layers that are not there or not in order, more n_blocks than layers that read, sizes that are not
-            positive; the errors of the attention.
+        ValueError: layers out of range or not ascending, more n_blocks than layers, sizes that are not positive; the
+            errors of the attention.
     """
 
     def __init__(
@@ -123,10 +123,10 @@ class SharedTransformer(SequenceMixer):
         require_positive(lora_rank=lora_rank or None, attention_lora_rank=attention_lora_rank or None)
         if not self.reading or sorted({*self.reading} & {*range(len(self.blocks))}) != self.reading:
             raise ValueError(
-                f"layers that share a transformer must be numbers in 0..{len(self.blocks) - 1} in order, got {layers}"
+                f"layers of a shared transformer must be ascending indices in 0..{len(self.blocks) - 1}, got {layers}"
             )
         if n_blocks > len(self.reading):
-            raise ValueError(f"n_blocks={n_blocks} transformers need as many layers that read, got layers={layers}")
+            raise ValueError(f"n_blocks={n_blocks} needs at least {n_blocks} layers to use them, got layers={layers}")
         width = 4 * self.d_model if d_channel is None else d_channel
         transformers = [_Transformer(self.d_model, width, norm_eps, attention or {}) for _ in range(n_blocks)]
         self.transformers = nn.ModuleList(transformers)
@@ -136,7 +136,7 @@ class SharedTransformer(SequenceMixer):
         )
 
     def chain(self) -> list[ResidualBlock]:
-        """Return the blocks, first one first."""
+        """Return the blocks in order."""
         return cast(list[ResidualBlock], list(self.blocks))
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> tuple[SharingState, ...]:
@@ -166,7 +166,7 @@ class SharedTransformer(SequenceMixer):
         state: SharingState,
         lengths: Tensor | None,
     ) -> tuple[Tensor, SharingState]:
-        """Return the output of a layer; `first` is the input of the first one."""
+        """Apply layer `at` to x; `first` is the input of the first layer."""
         added, attention = None, state.attention
         if at in self.reading:
             added, attention = self._read(self.reading.index(at), torch.cat((x, first), dim=2), attention, lengths)
@@ -174,7 +174,7 @@ class SharedTransformer(SequenceMixer):
         return x, SharingState(block, attention)
 
     def _read(self, n: int, u: Tensor, state: AttentionState, lengths: Tensor | None) -> tuple[Tensor, AttentionState]:
-        """Return the transformer's output to the n-th layer that reads."""
+        """Return the shared transformer's output for the n-th of the layers that use it."""
         shared, own = cast(_Transformer, self.transformers[n % len(self.transformers)]), cast(_Reader, self.readers[n])
         u = shared.input_norm(u)
         qkv = shared.attention.qkv_proj(u)
@@ -195,9 +195,9 @@ class CacheState(NamedTuple):
 
 
 class CacheReader(SequenceMixer):
-    """Attention of queries to keys and values that others made: the mixer of an upper layer of `SharedCache`.
+    """Attention to a given cache of keys and values, the mixer of an upper layer of `SharedCache`.
 
-    Its state is their cache, which holds the slots of the chunk already; it returns the state as it is.
+    Its state is this cache, which already contains the current chunk; the state is returned unchanged.
 
     Args:
         d_model: width of input and output.
@@ -241,7 +241,7 @@ class CacheReader(SequenceMixer):
     def turned(
         self, heads: Float[Tensor, "batch head seq d"], seen: Int[Tensor, " batch"]
     ) -> Float[Tensor, "batch head seq d"]:
-        """Return queries or keys after rope, if there is one, at the positions that follow those `seen`."""
+        """Apply rope, if used, to queries or keys at the positions that follow the `seen` ones."""
         if self.rope_base is None:
             return heads
         return rotate(heads, seen.unsqueeze(1) + torch.arange(heads.shape[2], device=heads.device), self.rope_base)
@@ -253,24 +253,23 @@ class SharedCacheState(NamedTuple):
 
 
 class SharedCache(SequenceMixer):
-    """Layers whose upper ones attend to one cache, made from the output of the lower ones (YOCO, 2405.05254).
+    """Lower layers, and upper layers that attend to one cache computed from the lower ones' output (YOCO, 2405.05254).
 
         u    = lower(x)
-        k, v = W_K norm(u), W_V norm(u)                            once, whatever the number of upper layers
+        k, v = W_K norm(u), W_V norm(u)                            once for all upper layers
         x_l  = block_l(x_{l-1}), whose mixer is attention of W_Q norm(x_{l-1}) to k and v;  x_0 = u
 
     Coefficients. Those of the lower layers, queries and keys, 1/rms of the norms, those of the channel mixers.
 
-    State. The states of the lower layers, and one cache: 2 n_kv_heads d_head numbers per position, whatever the number
-    of upper layers.
+    State. The states of the lower layers, and one cache of 2 n_kv_heads d_head numbers per position.
 
-    Source. Sun et al. 2405.05254, section 2. The lower layers may be any of the zoo's; the paper has sliding windows or
+    Source. Sun et al. 2405.05254, section 2. The lower layers can be any mixers; the paper uses sliding windows or
     gated retention.
 
-    Not here. A prefill that leaves the upper layers out at all positions but the last.
+    Not here. A prefill that runs the upper layers at the last position only.
 
     Args:
-        lower: layers that make the cache.
+        lower: layers whose output makes the cache.
         upper: blocks whose mixer is a `CacheReader`, all with the same heads of keys and values.
         norm_eps: epsilon of the norm before keys and values.
     """

@@ -1,4 +1,4 @@
-"""Signals that ask a process to stop, as far as the platform has them, and handlers for a while."""
+"""Signals that ask a process to stop, and temporary handlers for them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from types import FrameType
 
 CTRL_C = signal.SIGINT
 SCHEDULER = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
-"""What schedulers send before they kill; Windows has no SIGUSR1."""
+"""Signals that job schedulers send before they kill a process; Windows has no SIGUSR1."""
 
 
 @contextmanager
 def handled(numbers: Sequence[int], handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Let `handle` see to these signals, then put back what did before.
+    """Handle these signals by `handle` within the block; the previous handlers are restored afterwards.
 
-    Outside the main thread, the only one that receives signals, nothing is changed.
+    Outside the main thread, where Python allows no handlers, nothing is changed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""The state of a mixer: named tuples of tensors, batch first, and functions that take any of them."""
+"""The state of a mixer, nested tuples of tensors with the batch first, and functions on it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ S = TypeVar("S")
 
 
 State: TypeAlias = Tensor | tuple[Any, ...]
-"""The state of a mixer between chunks: tensors with the batch first, in (named) tuples, nested at will.
+"""The state of a mixer between chunks: a tensor with the batch first, or (named) tuples of states.
 
-The attribute `carried` of a named tuple names the fields that linear recurrences carry; see `zoo.parallel`.
+The attribute `carried` of a named tuple lists the fields that linear recurrences carry; see `zoo.parallel`.
 """
 
 
 def map_state(fn: Callable[..., Tensor], state: Any, *others: Any) -> Any:
-    """Apply `fn` to every tensor of `state` (and to the tensors in the same places of `others`).
+    """Apply `fn` to every tensor of `state`, together with the corresponding tensors of `others`.
 
     Raises:
-        TypeError, ValueError: `others` are not built as `state` is.
+        TypeError, ValueError: the structure of `others` differs from the structure of `state`.
     """
     kind = Tensor if isinstance(state, Tensor) else type(state)
     for other in others:
@@ -45,7 +45,7 @@ def state_tensors(state: Any) -> Iterator[Tensor]:
 
 
 def detach_state(state: S) -> S:
-    """Return the state cut from the autograd graph, for truncated back-propagation."""
+    """Return the state detached from the autograd graph, for truncated back-propagation."""
     return map_state(lambda t: t.detach(), state)
 
 
@@ -55,7 +55,7 @@ def move_state(state: S, device: torch.device | str) -> S:
 
 
 def reorder_state(state: S, index: Int[Tensor, " new_batch"]) -> S:
-    """Return rows of the state chosen by `index`, which may repeat: beam search."""
+    """Return the rows `index` of the state; rows may repeat, as in beam search."""
     return map_state(lambda t: t.index_select(0, index), state)
 
 
@@ -65,13 +65,13 @@ def state_nbytes(state: State) -> int:
 
 
 def check_state(expected: Any, given: Any) -> None:
-    """Raise TypeError or ValueError unless `given` is built as `expected`, an empty state whose empty axes may grow."""
+    """Raise TypeError or ValueError unless `given` fits `expected`, an empty state; axes of length zero may grow."""
     map_state(_check_tensor, expected, given)
     _check_growth(expected, given)
 
 
 def _check_tensor(expected: Tensor, given: Tensor) -> Tensor:
-    # A dimension that is empty before the first position is one that grows.
+    # An axis that has length zero before the first position grows with the sequence.
     fits = given.ndim == expected.ndim and all(e in (g, 0) for e, g in zip(expected.shape, given.shape, strict=True))
     if not fits:
         raise ValueError(f"expected shape {tuple(expected.shape)} (0 grows), got {tuple(given.shape)}")
@@ -81,14 +81,14 @@ def _check_tensor(expected: Tensor, given: Tensor) -> Tensor:
 
 
 def _check_growth(expected: Any, given: Any) -> None:
-    """Raise ValueError where one named tuple's tensors have grown to different lengths along the same axis."""
+    """Raise ValueError if tensors of one named tuple have grown to different lengths along the same axis."""
     if isinstance(expected, Tensor):
         return
     grown: dict[int, tuple[str, int]] = {}
     for name, before, now in zip(getattr(expected, "_fields", ()), expected, given, strict=False):
         if not isinstance(before, Tensor):
             continue
-        for axis in range(1, before.ndim):  # the batch may be empty too, and does not grow
+        for axis in range(1, before.ndim):  # skip the batch, which may be empty but does not grow
             if before.shape[axis] == 0:
                 first, size = grown.setdefault(axis, (name, now.shape[axis]))
                 if now.shape[axis] != size:

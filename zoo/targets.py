@@ -1,7 +1,4 @@
-"""Targets: classes of a user by `package.module:Class` or `path/file.py:Class`, and their import.
-
-Standard library only.
-"""
+"""Targets: import user-defined classes by `package.module:Class` or `path/file.py:Class`. Standard library only."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from zoo.extras import find_module
 
 FORMS = "package.module:Class or path/file.py:Class"
 MOST_NAMES = 24
-"""The largest number of names of a module that a message lists."""
+"""Maximum number of a module's names that a message lists."""
 
 
 def is_target(name: object) -> bool:
@@ -29,28 +26,28 @@ def is_target(name: object) -> bool:
 
 
 def absolute(target: str) -> str:
-    """Return the target with its file's absolute path, so that it means the same in any folder; import nothing."""
+    """Make the file path of a target absolute, so that it does not depend on the current folder; import nothing."""
     place, colon, name = target.rpartition(":")
     return f"{Path(place).expanduser().absolute()}{colon}{name}" if place.endswith(".py") else target
 
 
 def load(target: str, suits: Callable[[Any], bool] = callable) -> Any:
-    """Return the object that `target` names. A file is run once, and again after it has changed.
+    """Import and return the object `target`. A file runs once, and again after it has changed.
 
     >>> load("collections:OrderedDict")
     <class 'collections.OrderedDict'>
 
     Args:
-        target: `package.module:Class` or `path/file.py:Class`; functions and instances are found too. Packages are
-            looked for in the current folder too.
-        suits: which objects of the module a message about an unknown name lists.
+        target: `package.module:Class` or `path/file.py:Class`; functions and instances work too. Packages are also
+            searched in the current folder.
+        suits: selects the objects of the module that a message about an unknown name lists.
 
     Raises:
-        UsageError: no such module or file, one that fails when it is imported, no such name in it; on one line.
+        UsageError: no such module, file or name, or an import that fails; one line.
     """
     place, colon, name = absolute(target).rpartition(":")
     if not colon or not place or not name:
-        raise UsageError(f"{target!r} names no class: give {FORMS}")
+        raise UsageError(f"{target!r} is no target: give {FORMS}")
     module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
     if hasattr(module, name):
         return getattr(module, name)
@@ -64,7 +61,7 @@ def load(target: str, suits: Callable[[Any], bool] = callable) -> Any:
 def _from_package(place: str) -> ModuleType:
     if not all(part.isidentifier() for part in place.split(".")):
         raise UsageError(f"{place} is no module's dotted name; give {FORMS}")
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:  # an installed command does not search it
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:  # installed commands do not search it by default
         sys.path.insert(0, str(Path.cwd()))
     try:
         found = find_module(place)
@@ -90,20 +87,23 @@ def _module_name(path: Path) -> str:
 
 @functools.cache
 def _run(path: Path, _changed: int, _size: int) -> ModuleType:
-    import traceback  # slow, and --help does without
+    import traceback  # slow to import, and not needed for --help
 
-    # In sys.modules, so that pickle finds its classes; under a name that no other file or package has.
+    # Registered in sys.modules, so that pickle finds its classes, under a name unique to this file.
     name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert isinstance(spec.loader, SourceFileLoader)
     module = importlib.util.module_from_spec(spec)
-    if str(path.parent) not in sys.path:  # it may import its neighbours, which hide no package
+    if (
+        str(path.parent) not in sys.path
+    ):  # the file may import its neighbours; at the end, so that they shadow no package
         sys.path.append(str(path.parent))
     before = sys.modules.get(name)
     sys.modules[name] = module
     try:
-        # Bytecode counts as current by whole seconds and size: a file saved twice in a second would run as it was.
+        # Compiled here, because cached bytecode is checked by whole seconds and size: a file saved twice in a second
+        # would run in its old version.
         exec(spec.loader.source_to_code(path.read_bytes(), str(path)), vars(module))
     except (Exception, SystemExit) as error:
         sys.modules.pop(name)
@@ -116,7 +116,7 @@ def _run(path: Path, _changed: int, _size: int) -> ModuleType:
 
 
 def target_of(cls: type) -> str:
-    """Return the target that names a class.
+    """Return the target of a class.
 
     >>> from collections import OrderedDict
     >>> target_of(OrderedDict)
@@ -128,7 +128,7 @@ def target_of(cls: type) -> str:
 
 
 def short(name: Any) -> Any:
-    """Return a name for tables, plots and folders: of a target file.Class, of a path its end, others stay.
+    """Shorten a name for tables, plots and folders: a target to file.Class, a path to its stem; others are unchanged.
 
     >>> short("some/where/file.py:Class"), short("torch.nn:LSTM"), short("some/where/data.npz"), short("lstm")
     ('file.Class', 'nn.LSTM', 'data', 'lstm')
@@ -140,5 +140,5 @@ def short(name: Any) -> Any:
 
 
 def label(name: str) -> str:
-    """Return a name without dots, as the key of a hybrid's member: of a target its class, others stay."""
+    """Return a name without dots, as key of a hybrid's member: a target's class name; others are unchanged."""
     return name.rpartition(":")[2]

@@ -1,4 +1,4 @@
-"""The number of threads that torch uses on the CPU, for a while."""
+"""Set the number of torch's CPU threads within a block."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Run torch on `count` threads: the last bits of a sum depend on their number."""
+    """Run torch on `count` CPU threads within the block; the last bits of sums depend on this number."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,4 +1,4 @@
-"""Arguments of constructors and functions, checked: a wrong one is a ValueError of one line that names it."""
+"""Checks of arguments; each raises a one-line ValueError with the argument's name."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from zoo.errors import unknown
 
 
 def require_positive(**sizes: int | None) -> None:
-    """Raise ValueError naming the first size that is not a positive integer; None means not given."""
+    """Raise ValueError for the first size that is not a positive integer; None means not given."""
     for name, size in sizes.items():
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
             raise ValueError(f"{name} must be a positive integer, got {size!r}")
 
 
 def require_positive_number(**values: float) -> None:
-    """Raise ValueError naming the first value that is not a positive and finite number."""
+    """Raise ValueError for the first value that is not a positive, finite number."""
     for name, value in values.items():
         if not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ValueError(f"{name} must be a positive, finite number, got {value!r}")
 
 
 def require_seed(seed: int) -> None:
-    """Raise ValueError for a seed that torch's generators do not take."""
+    """Raise ValueError for a seed outside the range of torch's generators."""
     if not 0 <= seed < 2**63:
         raise ValueError(f"seed must lie in 0..{2**63 - 1}, got {seed}")
 
@@ -47,14 +47,14 @@ def require_range(**bounds: float) -> None:
 
 
 def require_distance(seq_len: int, distance: int) -> None:
-    """Raise ValueError unless `distance` before the last position lies another position of the sequence."""
+    """Raise ValueError unless the sequence has a position `distance` before the last one, with distance >= 1."""
     require_positive(seq_len=seq_len)
     if not 1 <= distance < seq_len:
         raise ValueError(f"distance must lie in 1..{seq_len - 1} (seq_len={seq_len}), got {distance}")
 
 
 def require_blocks(seq_len: int, block_size: int, top_k: int) -> None:
-    """Raise ValueError if a sequence is shorter than a block, or has fewer blocks than a query chooses."""
+    """Raise ValueError if a sequence is shorter than a block, or has fewer than top_k blocks."""
     if block_size > seq_len:
         raise ValueError(f"block_size={block_size} is longer than a sequence of {seq_len} positions")
     if top_k > (n_blocks := -(-seq_len // block_size)):
@@ -64,10 +64,10 @@ def require_blocks(seq_len: int, block_size: int, top_k: int) -> None:
 
 
 def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
-    """`d_head`, by default d_model / n_heads.
+    """Return d_head, by default d_model / n_heads.
 
     Raises:
-        ValueError: no d_head, and n_heads does not divide d_model.
+        ValueError: d_head is None and n_heads does not divide d_model.
     """
     if d_head is None and d_model % n_heads:
         raise ValueError(f"d_model={d_model} is not divisible by n_heads={n_heads}; choose a divisor or give d_head")
@@ -75,10 +75,10 @@ def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
 
 
 def shared_heads(n_heads: int, n_kv_heads: int | None, name: str = "n_kv_heads") -> int:
-    """`n_kv_heads`, by default n_heads: heads each of which serves an equal group of n_heads.
+    """Return n_kv_heads, by default n_heads; each of them serves a group of n_heads / n_kv_heads heads.
 
     Raises:
-        ValueError: n_kv_heads, under its `name`, does not divide n_heads.
+        ValueError: n_kv_heads does not divide n_heads; the message calls it `name`.
     """
     if n_kv_heads is not None and n_heads % n_kv_heads:
         raise ValueError(f"n_heads={n_heads} is not divisible by {name}={n_kv_heads}")
@@ -86,13 +86,13 @@ def shared_heads(n_heads: int, n_kv_heads: int | None, name: str = "n_kv_heads")
 
 
 def require_real(name: str, value: object, form: str, n_axes: Collection[int]) -> None:
-    """Raise ValueError unless `value` is a finite float32 or float64 tensor, not empty, of one of the numbers of axes.
+    """Raise ValueError unless `value` is a finite, non-empty float32 or float64 tensor with a valid number of axes.
 
     Args:
-        name: of the argument.
+        name: name of the argument, for the message.
         value: the argument.
-        form: its shape in words.
-        n_axes: numbers of axes that it may have.
+        form: its shape in words, for the message.
+        n_axes: valid numbers of axes.
     """
     if not isinstance(value, Tensor):
         raise ValueError(f"{name} must be a tensor {form}, got {type(value).__name__}")

@@ -266,7 +266,9 @@ def test_d_model_goes_to_its_parameter_and_lengths_to_a_module_that_takes_them()
 def test_a_checkpoint_that_may_name_no_class_imports_none(tmp_path: Path) -> None:
     model = zoo.Backbone({"name": "hybrid", "pattern": [MEAN, "attention"]}, 8, vocab_size=5, n_outputs=5)
     zoo.save(model, tmp_path / "model.ckpt")
-    with pytest.raises(ValueError, match=r"model\.ckpt names .*:Mean, which is not registered here: .* give allow=\['"):
+    with pytest.raises(
+        ValueError, match=r"model\.ckpt uses the class .*:Mean, which is not registered here: .* give allow=\['"
+    ):
         zoo.load(tmp_path / "model.ckpt", allow=[])
     with pytest.raises(ValueError, match=r"is not registered here"):
         zoo.load(tmp_path / "model.ckpt")  # a file that is in no run's folder
@@ -288,11 +290,11 @@ def test_a_file_holds_no_option_that_is_an_object(tmp_path: Path) -> None:
     mixer = zoo.create_mixer(name, 8)
     zoo.save(mixer, path)
     assert torch.equal(zoo.load_mixer(path, allow=[name])(x), mixer(x))
-    with refused("Activated is built from objects, which no file names: act; "):
+    with refused("Activated has arguments that are not plain data and cannot be stored: act; "):
         zoo.save(zoo.create_mixer(name, 8, act=nn.ReLU()), path)
     model = zoo.Backbone({"name": name, "act": nn.ReLU()}, 8, vocab_size=5, n_outputs=5)
     for suffix in ("ckpt", "safetensors"):
-        with refused("Backbone is built from objects, which no file names: mixer; "):
+        with refused("Backbone has arguments that are not plain data and cannot be stored: mixer; "):
             zoo.save(model, tmp_path / f"model.{suffix}")
 
 

@@ -225,7 +225,7 @@ def check_refusals(n_ranks: int) -> None:
         split(torch.zeros(1, split.rank, D_MODEL))
     with refused("the same rows"):
         split(torch.zeros(1 + split.rank, 1, D_MODEL))
-    with refused("Own: its state names S as carried, but no recurrence of zoo.ops took them"):
+    with refused("Own: its state lists S as carried, but it called no recurrence of zoo.ops"):
         parallel.sequence(Own(D_MODEL))(torch.zeros(1, 3, D_MODEL))
     with refused("groups of 5"):
         parallel.sequence(split.model, 5)

@@ -94,9 +94,11 @@ def test_a_folder_gives_the_class_that_is_asked_for(tmp_path: Path, hub: Hub) ->
     own = Own(**BACKBONE)
     own.save_pretrained(tmp_path / "own")
     assert_same(Own.from_pretrained(tmp_path / "own"), own)
-    with pytest.raises(ValueError, match=r"names .*:Own, which is not registered here: .* give allow=\['.*:Own'\]"):
+    with pytest.raises(
+        ValueError, match=r"uses the class .*:Own, which is not registered here: .* give allow=\['.*:Own'\]"
+    ):
         zoo.Backbone.from_pretrained(tmp_path / "own")
-    with pytest.raises(ValueError, match=r"is a file, and from_pretrained reads folders: zoo\.load reads it"):
+    with pytest.raises(ValueError, match=r"is a file, but from_pretrained reads folders: use zoo\.load"):
         zoo.Backbone.from_pretrained(tmp_path / "own" / "model.safetensors")
     assert_same(zoo.load(tmp_path / "own/model.safetensors", allow=[f"{__name__}:Own"]), own)
     plain = zoo.Backbone(**BACKBONE)
@@ -106,7 +108,7 @@ def test_a_folder_gives_the_class_that_is_asked_for(tmp_path: Path, hub: Hub) ->
         Own.from_pretrained(tmp_path / "plain")
     for source in ("me/nothing", "/no/such/folder"):
         with pytest.raises(
-            ValueError, match=rf"^{source} is no folder here, and the hub gives no model.safetensors of it: "
+            ValueError, match=rf"^{source} is no local folder, and no model.safetensors of it is on the hub: "
         ):
             zoo.Backbone.from_pretrained(source)
 
@@ -132,7 +134,7 @@ def test_a_mixer_of_ones_own_comes_back_where_it_is_allowed(
     (tmp_path / "own.py").write_text(OWN_MIXERS)
     mixer = zoo.create_mixer(f"{tmp_path}/own.py:{name}", 8, **options)
     zoo.save(mixer, tmp_path / "mixer.safetensors")
-    with pytest.raises(ValueError, match=rf"names .*own.py:{name}, which is not registered here"):
+    with pytest.raises(ValueError, match=rf"uses the class .*own.py:{name}, which is not registered here"):
         zoo.load_mixer(tmp_path / "mixer.safetensors")
     assert_same(zoo.load_mixer(tmp_path / "mixer.safetensors", allow=[f"{tmp_path}/own.py:{name}"]), mixer)
     (tmp_path / "moved").mkdir()
@@ -178,7 +180,7 @@ def test_a_file_imports_nothing_by_itself(where: str, tmp_path: Path, monkeypatc
     }
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file({"a": torch.zeros(1)}, path, {"mixer_zoo": json.dumps(record)})
-    with pytest.raises(ValueError, match=r"^.* names payload:Mixer, which is not registered here: [^\n]*$"):
+    with pytest.raises(ValueError, match=r"^.* uses the class payload:Mixer, which is not registered here: [^\n]*$"):
         zoo.load(path)
     assert "payload" not in sys.modules
 
@@ -197,14 +199,14 @@ def test_what_is_no_such_file_is_refused_in_a_line(tmp_path: Path, unchecked_sha
 
     refused(r"there is no file .*x\.safetensors")
     path.write_bytes(b"nothing")
-    refused(r".* is damaged, or no safetensors file")
+    refused(r".* is damaged, or is not a safetensors file")
     safetensors.torch.save_file(mixer.state_dict(), path)
-    refused(r".* does not say which module its weights are of; zoo.save writes files that do")
+    refused(r".* has weights but no module class and options: write it with zoo.save")
     record = {"class": "zoo.mixers.lstm:LSTM", "options": {"d_model": 8}, "shared": {}}
     for changed, line in (
         ({"options": {"d_model": 4}}, r".* does not fit LSTM as this version builds it: \w+ has shape .*"),
-        ({"options": {"d_model": 0}}, r".* holds LSTM, which this version cannot build: d_model must be .*"),
-        ({"options": {"d_model": 8, "width": 8}}, r".* holds LSTM, which this version cannot build: .*'width'"),
+        ({"options": {"d_model": 0}}, r".* has class LSTM, which this version cannot build: d_model must be .*"),
+        ({"options": {"d_model": 8, "width": 8}}, r".* has class LSTM, which this version cannot build: .*'width'"),
     ):
         metadata = {"mixer_zoo": json.dumps(record | changed)}
         safetensors.torch.save_file({k: t.contiguous() for k, t in mixer.state_dict().items()}, path, metadata)
@@ -214,10 +216,13 @@ def test_what_is_no_such_file_is_refused_in_a_line(tmp_path: Path, unchecked_sha
     zoo.save(mixer, path)
     refused(".* holds LSTM, which zoo.load_mixer reads", lambda: zoo.load(path))
     refused(r"zoo.save takes a mixer to a file with the suffix \.safetensors", lambda: zoo.save(mixer, "x.ckpt"))
-    refused("Stack is built from objects, which no file names: layers; .*", lambda: zoo.save(Stack([mixer]), path))
-    refused("ByPosition is not built from its options .*", lambda: zoo.save(ByPosition(8), path))
+    refused(
+        "Stack has arguments that are not plain data and cannot be stored: layers; .*",
+        lambda: zoo.save(Stack([mixer]), path),
+    )
+    refused("ByPosition cannot be rebuilt from its options .*", lambda: zoo.save(ByPosition(8), path))
     mixer.register_buffer("more", torch.zeros(1))
-    refused("the module is not the one that its options build, .*", lambda: zoo.save(mixer, path))
+    refused("the module was modified, so that its options would not rebuild it: .*", lambda: zoo.save(mixer, path))
 
 
 def test_a_file_that_was_damaged_or_claims_more_than_it_has_never_loads(tmp_path: Path) -> None:

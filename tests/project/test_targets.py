@@ -36,8 +36,8 @@ def test_a_class_of_a_package_or_a_file_is_found(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("lstm", "'lstm' names no class: give package.module:Class or path/file.py:Class"),
-        ("torch.nn:", "names no class"),
+        ("lstm", "'lstm' is no target: give package.module:Class or path/file.py:Class"),
+        ("torch.nn:", "is no target"),
         ("no_such_package.sub:Mixer", "there is no module no_such_package.sub to import; give package"),
         ("no-such:Mixer", "no-such is no module's dotted name"),
         ("missing.py:Mixer", r"there is no file /.*/missing\.py: put missing\.py there, or give"),

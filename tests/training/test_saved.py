@@ -175,7 +175,7 @@ def test_weights_that_do_not_fit_are_one_line(run: Path, tmp_path: Path) -> None
     for change, message in (
         ({}, "it lacks head.weight"),
         ({"backbone.head.weight": weight[:2]}, r"head.weight has shape \(2, 16\), expected \(4, 16\)"),
-        ({"backbone.head.weight": weight, "backbone.tail": weight}, "it has tail, which the model lacks"),
+        ({"backbone.head.weight": weight, "backbone.tail": weight}, "it has the unknown weight tail"),
     ):
         torch.save({**saved, "state_dict": {**saved["state_dict"], **change}}, path)
         with pytest.raises(ValueError, match=f"^{path} does not fit Backbone .*: {message}$"):
