@@ -148,6 +148,15 @@ def test_a_flipped_bit_is_seen_at_every_reading(run: Path, tmp_path: Path, part:
             read(path)
 
 
+def test_a_flipped_bit_in_the_directory_of_the_file_is_damage(run: Path, tmp_path: Path) -> None:
+    content = bytearray((run / "checkpoints/last.ckpt").read_bytes())
+    content[content.rindex(b"PK\x01\x02") + 8] ^= 1  # the flag "encrypted" of the last entry
+    path = tmp_path / "x.ckpt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"^{path} is damaged"):
+        load(path)
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [

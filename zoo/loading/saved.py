@@ -200,7 +200,7 @@ def _is_whole(path: str, *_: int) -> bool:
     try:
         with zipfile.ZipFile(path) as file:
             return file.testzip() is None
-    except (ValueError, NotImplementedError, zipfile.BadZipFile, zlib.error):
+    except (ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error):  # RuntimeError: "is encrypted"
         return False
 
 
