@@ -151,7 +151,9 @@ def test_what_needs_a_stream_says_so() -> None:
         assert zoo.create_mixer(MEAN, 8).state_bytes(7) is None
     tokens = torch.zeros(1, 3, dtype=torch.long)
     assert model(tokens).shape == (1, 3, 5)
-    with pytest.raises(ValueError, match=r"^test_adopted\.Mean reads whole sequences only \(it has no stream, step, "):
+    with pytest.raises(
+        ValueError, match=r"^test_adopted\.Mean maps whole sequences only \(it has no known stream, step, "
+    ):
         model.generate(tokens, 2)
 
 
@@ -225,10 +227,10 @@ def test_a_module_that_is_wrong_by_several_positions_streams_one_by_one(monkeypa
 @pytest.mark.parametrize(
     ("error", "name", "why"),
     [
-        ("", "torch.nn:LSTM", "its chunks differ"),
-        ("positions start anew", f"{MODULES}:Attention", "its chunks differ"),
-        ("faint memory", f"{MODULES}:Stepper", "its chunks differ"),
-        ("", f"{__name__}:NoRows", r"its state has a tensor \(48,\) without an axis of rows"),
+        ("", "torch.nn:LSTM", "chunks differ"),
+        ("positions start anew", f"{MODULES}:Attention", "chunks differ"),
+        ("faint memory", f"{MODULES}:Stepper", "chunks differ"),
+        ("", f"{__name__}:NoRows", r"its state has a tensor \(48,\) without a batch axis"),
     ],
 )
 def test_a_module_whose_chunks_are_wrong_is_read_whole(
@@ -243,13 +245,13 @@ def test_a_module_whose_chunks_are_wrong_is_read_whole(
     options = {"hidden_size": 4, "batch_first": True, "bidirectional": True} if "LSTM" in name else {}
     mixer, x = zoo.create_mixer(name, 8, **options), torch.randn(2, 5, 8)
     assert not mixer.streams
-    with pytest.raises(ValueError, match=rf"reads whole sequences only \({why}"):
+    with pytest.raises(ValueError, match=rf"maps whole sequences only \({why}"):
         mixer.stream(x, mixer.stream(x)[1])
 
 
 def test_rows_of_several_lengths_are_not_continued() -> None:
     mixer, x = zoo.create_mixer("torch.nn:GRU", 8, hidden_size=8, batch_first=True), torch.randn(2, 5, 8)
-    with pytest.raises(ValueError, match=r"nn\.GRU reads whole sequences only \(these had rows of several lengths\)"):
+    with pytest.raises(ValueError, match=r"nn\.GRU maps whole sequences only \(these had rows of different lengths\)"):
         mixer.stream(x, mixer.stream(x, lengths=torch.tensor([5, 3]))[1])
 
 
@@ -306,7 +308,7 @@ def test_a_file_holds_no_option_that_is_an_object(tmp_path: Path) -> None:
         (MEAN, {"gives": 3}, r"Mean cannot be run: .*maps \(3, 64, 8\) to \(3, 64, 3\)"),
         (f"{__name__}:Exits", {}, r"Exits cannot be built: SystemExit: no GPU, bye \(line \d+ of .*\.py\)$"),
         (f"{__name__}:Later", {}, "Later cannot be built: TypeError: .*'scale'.*--mixer.scale VALUE"),
-        ("torch.nn:LSTM", {"hidden_size": 8}, r"nn\.LSTM cannot be built: LSTM reads \(seq, batch, d_model\)"),
+        ("torch.nn:LSTM", {"hidden_size": 8}, r"nn\.LSTM cannot be built: LSTM expects \(seq, batch, d_model\)"),
         ("torch.nn:functional", {}, "torch.nn:functional is of type module"),
         ("collections:OrderedDict", {}, "is the class OrderedDict"),
     ],
@@ -418,5 +420,5 @@ def test_a_width_of_any_usual_name_is_found(cls: type[nn.Module]) -> None:
 
 def test_a_class_that_takes_an_unknown_configuration_says_how_to_build_it() -> None:
     for call in (lambda: zoo.create_mixer(f"{__name__}:Unknown", 8), lambda: check(Unknown, d_model=8)):
-        with pytest.raises(ValueError, match=r"it takes a config: give a class that builds it, such as class Mine"):
+        with pytest.raises(ValueError, match=r"it needs a config: write a class that builds it, such as class Mine"):
             call()

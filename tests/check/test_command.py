@@ -95,7 +95,7 @@ def test_an_adapter_of_a_file_teaches_a_protocol(
         (["lstm", "--json", "no_such_folder/found.json"], "there is no folder no_such_folder"),
         (["lstm", "--json", "tests"], "tests is a folder"),
         (["lstm", "--html", "no_such_folder/found.html"], "there is no folder no_such_folder"),
-        (["lstm", "--adapter", "torch.nn:LSTM"], "no subclass of zoo.check.Adapter"),
+        (["lstm", "--adapter", "torch.nn:LSTM"], "not a subclass of zoo.check.Adapter"),
         (["torch.nn:LSTM", "--option", "hidden_size=16"], "--option batch_first=true"),
         (["torch:pi"], "torch:pi is float"),
         (["torch.nn:LSTM", "--option", "hiden_size=16"], "unknown option 'hiden_size' (did you mean 'hidden_size'"),

@@ -96,7 +96,7 @@ def test_the_help_of_ones_own_mixer_has_its_docstring(argv: str, mine: str, caps
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("--mixer json:JSONDecoder", "a mixer is a class of torch.nn.Module"),
+        ("--mixer json:JSONDecoder", "a mixer must be a subclass of torch.nn.Module"),
         ("--mixer mine.py:Squashed --mixer.gian 2", "did you mean --mixer.gain?); choose from: mixer.gain, mixer.deep"),
         ("--mixer mine.py:Squashed --mixer.deep 2", "mixer.deep: expected bool; got 2"),
         ("--mixer hybrid --mixer.pattern [mine.py:Nothing]", "unknown name in"),

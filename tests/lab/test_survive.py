@@ -383,7 +383,7 @@ def test_a_run_that_pauses_ends_as_if_it_never_had(tmp_path: Path, capsys: pytes
         assert go(tmp_path / "stopped", "--stop_at", stop_at) == 0
     assert capsys.readouterr().out.count("has stopped at step 4 before") == 1
     assert go(tmp_path / "stopped", "--stop_at", "5") == 2
-    assert "the run is at step 6 already and cannot stop at 5" in capsys.readouterr().err
+    assert "the run is already at step 6 and cannot stop at 5" in capsys.readouterr().err
     rungs = read_rungs(folder(tmp_path / "stopped"))
     assert {each["stop_at"]: each["step"] for each in rungs} == {3: 3, 0.5: 4, 6: 6}
     path = trained(tmp_path / "stopped")

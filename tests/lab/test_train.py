@@ -339,7 +339,7 @@ def test_the_command_to_resume_leaves_out_what_starts_anew() -> None:
         ("--figures_every -1", "figures_every must not be negative, got -1"),
         ("--threads -2", "--threads must be a positive integer, got -2"),
         ("--seed 99999999999999999999", "seed must lie in 0..9223372036854775807, got 99999999999999999999"),
-        ("--mixer attention --ckpt_path {run}/checkpoints/best.ckpt", "holds mixer 'hybrid'"),
+        ("--mixer attention --ckpt_path {run}/checkpoints/best.ckpt", "has mixer 'hybrid'"),
         ("--d_model 32 --test_only --ckpt_path {run}/checkpoints/best.ckpt", "d_model=16"),
     ],
 )

@@ -212,10 +212,13 @@ def test_what_is_no_such_file_is_refused_in_a_line(tmp_path: Path, unchecked_sha
         safetensors.torch.save_file({k: t.contiguous() for k, t in mixer.state_dict().items()}, path, metadata)
         refused(line)
     zoo.save(zoo.Backbone(**BACKBONE), path)
-    refused(".* holds Backbone, which zoo.load reads")
+    refused(".* contains Backbone: load it with zoo.load")
     zoo.save(mixer, path)
-    refused(".* holds LSTM, which zoo.load_mixer reads", lambda: zoo.load(path))
-    refused(r"zoo.save takes a mixer to a file with the suffix \.safetensors", lambda: zoo.save(mixer, "x.ckpt"))
+    refused(".* contains LSTM: load it with zoo.load_mixer", lambda: zoo.load(path))
+    refused(
+        r"zoo.save writes mixers to files with the suffix \.safetensors only, got x.ckpt",
+        lambda: zoo.save(mixer, "x.ckpt"),
+    )
     refused(
         "Stack has arguments that are not plain data and cannot be stored: layers; .*",
         lambda: zoo.save(Stack([mixer]), path),

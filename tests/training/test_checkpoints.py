@@ -127,7 +127,7 @@ def test_one_weight_that_is_not_finite_is_never_saved(tmp_path: Path, number: fl
 
 def test_a_metric_that_nobody_logs_is_named(tmp_path: Path) -> None:
     trainer = small.trainer(tmp_path, Checkpoints(tmp_path / "checkpoints", "val/acc"), val_check_interval=1)
-    with pytest.raises(ValueError, match=r"monitor 'val/acc', which is not logged; logged are: .*val/accuracy"):
+    with pytest.raises(ValueError, match=r"monitor 'val/acc', which is not logged; choose from: .*val/accuracy"):
         trainer.fit(small.module(), datamodule=small.data(tmp_path))
 
 

@@ -82,10 +82,10 @@ def test_a_saved_backbone_is_loaded_as_it_was(
 def test_what_could_not_be_loaded_is_not_saved(run: Path, tmp_path: Path, unchecked_shapes: None) -> None:
     model = zoo.Backbone({"name": "lstm"}, 8, 2, vocab_size=5, n_outputs=3)
     path = tmp_path / "model.ckpt"
-    with refused(r"^zoo.save takes a zoo.Backbone or a mixer, got Linear; of any other module .*$"):
+    with refused(r"^zoo.save needs a zoo.Backbone or a mixer, got Linear; for other modules .*$"):
         zoo.save(torch.nn.Linear(2, 2), path)  # pyright: ignore[reportArgumentType]
     model.head = torch.nn.Linear(8, 7, bias=False)
-    with pytest.raises(ValueError, match=r"^the model is not the one .*: head.weight has shape \(7, 8\), .*$"):
+    with pytest.raises(ValueError, match=r"^the model was modified, .*: head.weight has shape \(7, 8\), .*$"):
         zoo.save(model, path)
     with pytest.raises(FileNotFoundError):
         zoo.save(load(run), tmp_path / "nowhere" / "model.ckpt")
@@ -110,16 +110,16 @@ def test_a_checkpoint_names_no_class_and_keeps_none(tmp_path: Path) -> None:
 def test_a_saved_model_is_no_run_to_go_on_with(run: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.ckpt"
     zoo.save(load(run), path)
-    with pytest.raises(ValueError, match=f"^{path} holds a model and no state of training: .*$"):
+    with pytest.raises(ValueError, match=f"^{path} has a model but no training state: .*$"):
         check_checkpoint(path, {"name": "attention"})
 
 
 def test_what_is_not_there_is_listed(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"^no run at {tmp_path / 'nowhere'}$"):
         load(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"^no checkpoint 'worst' in .*checkpoints; there: best, last, previous$"):
+    with pytest.raises(ValueError, match=r"^no checkpoint 'worst' in .*checkpoints; existing: best, last, previous$"):
         load(run, "worst")
-    with pytest.raises(ValueError, match=r"^no checkpoint 'best' in .*; there: none$"):
+    with pytest.raises(ValueError, match=r"^no checkpoint 'best' in .*; existing: none$"):
         load(tmp_path)
     with pytest.raises(ValueError, match=r"^no checkpoint at .*x\.ckpt$"):
         check_checkpoint(tmp_path / "x.ckpt", {"name": "attention"})
@@ -160,12 +160,12 @@ def test_a_flipped_bit_in_the_directory_of_the_file_is_damage(run: Path, tmp_pat
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"mixer": {"name": "hybrid"}}, "holds mixer 'attention', this run asks for 'hybrid'"),
-        ({"mixer": {"name": "attention", "n_heads": 4}}, "holds mixer.n_heads=2, this run asks for mixer.n_heads=4"),
-        ({"mixer": {"name": "attention"}, "d_model": 32}, "holds d_model=16, this run asks for d_model=32"),
+        ({"mixer": {"name": "hybrid"}}, "has mixer 'attention', but this run has 'hybrid'"),
+        ({"mixer": {"name": "attention", "n_heads": 4}}, "has mixer.n_heads=2, but this run has mixer.n_heads=4"),
+        ({"mixer": {"name": "attention"}, "d_model": 32}, "has d_model=16, but this run has d_model=32"),
         (
             {"mixer": {"name": "attention"}, "embedding_scale": 2.0},
-            "holds embedding_scale=1.0, this run asks for embedding_scale=2.0",
+            "has embedding_scale=1.0, but this run has embedding_scale=2.0",
         ),
         ({"mixer": {"name": "attention"}, "dmodel": 32}, "unknown option of Backbone 'dmodel'.*d_model"),
     ],

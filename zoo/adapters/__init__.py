@@ -1,1 +1,1 @@
-"""Modules of other packages under the contract: how to call them, what their states hold, how to build them."""
+"""Adapters for modules of other packages: build them, call them, stream them, and use them as mixers."""

@@ -1,4 +1,4 @@
-"""Foreign modules as mixers: any torch.nn.Module that maps (batch, seq, d_model) to the same shape."""
+"""`adopt`: use any torch.nn.Module that maps (batch, seq, d_model) to the same shape as a mixer."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ from zoo.ops.precision import Device, DType
 from zoo.targets import short
 
 TRIALS = 64, 32, 8
-"""Lengths of the trial sequences for a new module: the first that it takes."""
+"""Lengths of the trial sequence; the first one that the module accepts is used."""
 CLOSE = 1e-6, 1e-4
-"""Allowed error of its chunks, relative to the largest output: in float64, and if it refuses float64."""
+"""Allowed error of chunked outputs, relative to the largest output: in float64, and for modules without float64."""
 
 
 class Adopted(SequenceMixer):
-    """A foreign module as a mixer. Its interaction rank is not known.
+    """A foreign module as a mixer, without a known interaction rank.
 
-    It streams if `zoo.adapters.protocols` knows its protocol and its chunks give the outputs of the whole. Otherwise it
-    maps whole sequences only. The state of a first chunk is often not needed, as in `forward`. So the first chunk is
-    kept, and read again if a next one comes.
+    It streams if `zoo.adapters.protocols` knows its protocol and chunks give the outputs of the whole sequence.
+    Otherwise it maps whole sequences only. After a first chunk we do not compute the module's state, which `forward`
+    does not need. The state then holds the chunk itself, which is processed again if a second chunk follows.
 
-    Rows of several lengths are padded with zeros to the right, and the outputs of the padding are dropped: the module
-    must be causal. A module whose `forward` takes `lengths` gets them. Such rows cannot be continued.
+    Rows of different lengths are padded with zeros on the right, so the module must be causal. If its `forward` has the
+    argument `lengths`, it receives them. Such rows cannot be continued.
 
     `adopt` makes a subclass for each class, with the signature and the docstring of that class.
 
     Args:
-        d_model: passed to the parameter of that name, or to the first positional one.
+        d_model: passed to the width parameter of the class (see `with_width`), or to its first positional one.
         **options: options of the class.
 
     Raises:
-        ValueError: a module that cannot be built, or does not map (batch, seq, d_model) to the same.
+        ValueError: a module that cannot be built, or does not map (batch, seq, d_model) to the same shape.
     """
 
     made: ClassVar[type[nn.Module]]
@@ -69,11 +69,13 @@ class Adopted(SequenceMixer):
         self._try(arguments, options)
 
     def __reduce__(self) -> Any:
-        # The class is made at run time: pickle makes it again from the foreign class.
+        # This class was made at run time, so pickle must make it again from the foreign class.
         return _blank, (self.name, self.made), self.__dict__
 
     def reset_parameters(self) -> None:
-        for module in reversed([*self.module.modules()]):  # one that draws its submodules otherwise comes after them
+        for module in reversed(
+            [*self.module.modules()]
+        ):  # parents last, because they may reset their children in another way
             if callable(reset := getattr(module, "reset_parameters", None)):
                 reset()
 
@@ -84,9 +86,9 @@ class Adopted(SequenceMixer):
     def mix(self, x: Tensor, state: Carried, lengths: Tensor | None) -> tuple[Tensor, Carried]:
         past = state.past
         if past.shape[1] and not past.shape[2]:
-            why = self._why_whole or "these had rows of several lengths"
+            why = self._why_whole or "these had rows of different lengths"
             raise ValueError(
-                f"{short(self.name)} reads whole sequences only ({why}) and cannot continue from a state: to stream, "
+                f"{short(self.name)} maps whole sequences only ({why}) and cannot continue from a state: to stream, "
                 "write it as a zoo.SequenceMixer"
             )
         if past.shape[1] or state.outline is not None:
@@ -96,7 +98,7 @@ class Adopted(SequenceMixer):
                     _, theirs = run(self._adapter, self.module, past)
             y, theirs = run(self._adapter, self.module, x, theirs)
             return self._checked(y, x), self._carried(theirs, x, lengths)
-        if x.is_meta:  # the shape is known, and many modules cannot run without numbers
+        if x.is_meta:  # the shape is known, and many modules cannot run on meta tensors
             y = torch.empty_like(x)
         elif self._takes_lengths and lengths is not None:
             y = first_tensor(self.module(x, lengths=lengths))
@@ -105,7 +107,7 @@ class Adopted(SequenceMixer):
         return self._checked(y, x), self._carried(None, x, lengths)
 
     def _carried(self, theirs: Any, x: Tensor, lengths: Tensor | None) -> Carried:
-        """Return the state after x: empty if it cannot be continued, the module's own, or x to be read again."""
+        """Return the state after x: a marker if it cannot be continued, the module's state, or x to process again."""
         if self.whole_only or lengths is not None:
             past = x.new_empty(x.shape[0], x.shape[1], 0)
         elif theirs is not None:
@@ -129,14 +131,14 @@ class Adopted(SequenceMixer):
         except (RuntimeError, NotImplementedError):
             if torch.get_default_device().type != "meta":
                 raise
-        with torch.device("cpu"):  # the constructor reads numbers, which meta tensors do not have
+        with torch.device("cpu"):  # the constructor reads values, which meta tensors lack
             return self.made(*arguments, **options)
 
     def _try(self, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         """Find the module's adapter and whether it streams, by trial runs."""
         self._adapter: Adapter = Forward()
         self._parts: tuple[Part, ...] = ()
-        on_meta = torch.get_default_device().type == "meta"  # then a second module with numbers is tried
+        on_meta = torch.get_default_device().type == "meta"  # then the trials need a second module with real weights
         device = torch.device("cpu") if on_meta else torch.get_default_device()
         odd = [name for name in widths_of(self.made) if options.get(name, self.d_model) != self.d_model]
         hint = f"; {odd[0]}={options[odd[0]]}, but d_model={self.d_model} is the width of its input" if odd else ""
@@ -159,29 +161,29 @@ class Adopted(SequenceMixer):
             module.train(training)
 
     def _run_whole(self, module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Find the adapter; return as many positions of x as the module takes, of `TRIALS`, and the outputs."""
+        """Find the adapter; return x cut to the first length of `TRIALS` that the module accepts, and the outputs."""
         first: Exception | None = None
         for n in TRIALS:
             part = x[:, :n]
             self._adapter = find_adapter(module, part)
             try:
                 return part, self._checked(self._adapter.whole(module, part), part)
-            except Exception as error:  # noqa: BLE001 - a foreign module may refuse a length in any way
+            except Exception as error:  # noqa: BLE001 - a foreign module may raise anything
                 first = first or error
         assert first is not None
         raise first
 
     def _try_streaming(self, module: nn.Module, x: Tensor, whole: Tensor) -> str:
-        """Stream x and keep the parts of the state; return why the module cannot stream, nothing if it can."""
+        """Stream x and record the parts of the state; return why the module cannot stream, or an empty string."""
         if not self._adapter.streams:
-            return "it has no stream, step, state or cache that is known"
+            return "it has no known stream, step, state or cache"
         cut, close, reason = x.shape[1] // 2, CLOSE[1], ""
-        with suppress(Exception):  # float64 shows the loss of a state even if its contribution is small
+        with suppress(Exception):  # float64 reveals a lost state even if its contribution is small
             other = copy.deepcopy(module).double()
             nudge(other)
             whole, close = self._adapter.whole(other, x.double()), CLOSE[0]
             module, x = other, x.double()
-        for longest in dict.fromkeys((self._adapter.longest, 1)):  # some caches continue by one position only
+        for longest in dict.fromkeys((self._adapter.longest, 1)):  # some caches can only be continued by one position
             self._adapter.longest = longest
             try:
                 parts = parts_of(self._adapter, module, x)
@@ -194,13 +196,13 @@ class Adopted(SequenceMixer):
             if off <= close:
                 self._parts = parts
                 return ""
-            reason = f"its chunks differ from the whole by {off:.2g} of the largest output"
+            reason = f"chunks differ from the whole sequence by {off:.2g} of the largest output"
         return reason
 
 
 @functools.cache
 def adopt(name: str, found: Any) -> type[SequenceMixer]:
-    """Return the class as a mixer; a `SequenceMixer` is returned as it is.
+    """Return the class as a mixer class; a `SequenceMixer` is returned unchanged.
 
     Args:
         name: target of the class.
@@ -211,7 +213,10 @@ def adopt(name: str, found: Any) -> type[SequenceMixer]:
     """
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         kind = f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
-        raise UsageError(f"{name} is {kind}: a mixer is a class of torch.nn.Module, (batch, seq, d_model) to the same")
+        raise UsageError(
+            f"{name} is {kind}: a mixer must be a subclass of torch.nn.Module that maps (batch, seq, d_model) to the "
+            "same shape"
+        )
     if issubclass(found, SequenceMixer):
         return found
 
@@ -225,7 +230,7 @@ def adopt(name: str, found: Any) -> type[SequenceMixer]:
 
 
 def _signature(found: type[nn.Module]) -> inspect.Signature:
-    """Return the signature of the mixer: d_model, then the class's named options."""
+    """Return the signature of the mixer class: d_model, then the named options of the class."""
     given, widths = signature_of(found), widths_of(found)
     first = list(given.parameters)[:1]
     skipped = {"d_model"} if widths else set(first)
@@ -247,7 +252,7 @@ def _blank(name: str, made: type[nn.Module]) -> SequenceMixer:
 
 @contextmanager
 def _in_one_line(what: str, hint: str = "") -> Iterator[None]:
-    """Turn any exception of a foreign module into a ValueError of one line."""
+    """Turn any exception of a foreign module into a one-line ValueError."""
     try:
         yield
     except (Exception, SystemExit) as error:

@@ -1,4 +1,4 @@
-"""Build foreign modules: the signature of a class or function, its width argument, lazy layers, constant parameters."""
+"""Build foreign modules: find the signature and width argument, initialise lazy layers, perturb constant parameters."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ WIDTHS = (
     *("d_model", "dim", "embed_dim", "embedding_dim", "hidden_dim", "hidden_size", "input_size", "model_dim"),
     *("n_embd", "n_embed"),
 )
-"""Names of parameters that are the width."""
+"""Names of constructor parameters for the width."""
 CONFIGS = ("config", "cfg", "configuration", "args")
 NUDGE = 0.1
-"""Noise on parameters that start constant (biases, norms, closed gates): at zero or one an error would not show."""
+"""Size of the noise on constant parameters (biases, norms, closed gates), which could hide an error at zero or one."""
 
 
 def signature_of(factory: Factory) -> inspect.Signature:
@@ -32,7 +32,7 @@ def signature_of(factory: Factory) -> inspect.Signature:
             found = inspect.signature(factory, eval_str=strings)
         except (TypeError, ValueError):
             return inspect.Signature()
-        except Exception:  # noqa: BLE001 - annotations of names that are only imported for type checkers
+        except Exception:  # noqa: BLE001 - annotations may use names that only type checkers import
             continue
         kinds = {each.kind for each in found.parameters.values()}
         overloads = get_overloads(factory.__init__) if isinstance(factory, type) else ()
@@ -44,10 +44,10 @@ def signature_of(factory: Factory) -> inspect.Signature:
 
 
 def with_width(factory: Factory, d_model: int, options: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments and keywords that make a module of a width.
+    """Return arguments and keywords to build a module of width d_model.
 
-    d_model goes to the parameters among `WIDTHS` that no option sets, else to the first positional one. A first
-    parameter `config`, annotated with its class, gets an instance of that class, made in the same way.
+    d_model is passed to the parameters in `WIDTHS` that no option sets. Without such parameters it is passed to the
+    first positional one, or, if that is a `config` annotated with its class, to this class in the same way.
     """
     if isinstance(factory, type) and factory.__init__ in (nn.Module.__init__, object.__init__):
         return (), dict(options)
@@ -63,7 +63,7 @@ def with_width(factory: Factory, d_model: int, options: Mapping[str, Any]) -> tu
 
 
 def widths_of(factory: Factory) -> list[str]:
-    """Return the parameters of a class or function that are its width, by their names: d_model alone if it has one."""
+    """Return the names of the width parameters of a class or function: only d_model if it has that."""
     parameters = signature_of(factory).parameters.values()
     found = [each.name for each in parameters if each.name in WIDTHS and each.kind is not each.POSITIONAL_ONLY]
     return ["d_model"] if "d_model" in found else found
@@ -74,15 +74,15 @@ def _is_config(parameter: inspect.Parameter) -> bool:
 
 
 def built_with(factory: Factory, given: Collection[str]) -> str:
-    """Return what a class needs to be built other than the options that are given; empty if nothing is known.
+    """Return a hint why a class could not be built with the given options; empty if there is none.
 
-    A configuration of an unknown class, options that it has, or options without a default.
+    Reasons are a config argument of an unknown class, an unknown option, or a missing option without default.
     """
     parameters = [*signature_of(factory).parameters.values()]
     if parameters and _is_config(parameters[0]):
         name = getattr(factory, "__name__", "Mixer")
         example = f"class Mine({name}): def __init__(self, d_model): super().__init__(Config(hidden_size=d_model))"
-        return f"; it takes a {parameters[0].name}: give a class that builds it, such as {example}"
+        return f"; it needs a {parameters[0].name}: write a class that builds it, such as {example}"
     valid = [each.name for each in parameters]
     if parameters and parameters[-1].kind is not parameters[-1].VAR_KEYWORD:
         for name in given:
@@ -91,19 +91,19 @@ def built_with(factory: Factory, given: Collection[str]) -> str:
     for each in parameters if widths_of(factory) else parameters[1:]:
         needed = each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
         if needed and each.name not in {*WIDTHS, *given}:
-            return f"; zoo check takes --option {each.name}=VALUE, train.py --mixer.{each.name} VALUE"
+            return f"; give --option {each.name}=VALUE to zoo check, or --mixer.{each.name} VALUE to train.py"
     return ""
 
 
 def settle(module: nn.Module, x: Tensor) -> None:
-    """Run a module of lazy layers once, so that its parameters have shapes."""
+    """Run a module with lazy layers once, which initialises their parameters."""
     if any(is_lazy(p) for p in module.parameters()):
         with torch.no_grad():
             find_adapter(module, x).whole(module, x)
 
 
 def nudge(module: nn.Module) -> None:
-    """Add noise to the parameters whose numbers are all equal."""
+    """Add noise to constant parameters, those whose entries are all equal."""
     generator = torch.Generator().manual_seed(2)
     for p in module.parameters():
         if p.is_floating_point() and p.requires_grad and p.numel() and bool((p == p.flatten()[0]).all()):
@@ -112,9 +112,9 @@ def nudge(module: nn.Module) -> None:
 
 
 def require_batch_first(module: nn.Module) -> None:
-    """Raise ValueError for a module that reads (seq, batch, d_model), as torch.nn.LSTM does by default."""
+    """Raise ValueError for a module with input (seq, batch, d_model), the default of torch.nn.LSTM."""
     if getattr(module, "batch_first", True) is False:
         raise ValueError(
-            f"{type(module).__name__} reads (seq, batch, d_model): build it with batch_first=True (--mixer.batch_first "
-            "true, for zoo check --option batch_first=true)"
+            f"{type(module).__name__} expects (seq, batch, d_model): build it with batch_first=True "
+            "(train.py: --mixer.batch_first true; zoo check: --option batch_first=true)"
         )

@@ -1,4 +1,4 @@
-"""Adapters, one per protocol: how to call a foreign module on whole sequences and to continue it chunk by chunk."""
+"""Adapters, one per protocol: call a foreign module on whole sequences, and stream it chunk by chunk."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from zoo.modules import listed
 from zoo.targets import load
 
 CACHES = ("past_key_values", "cache_params")
-"""Arguments of transformers that take a cache."""
+"""Names of the cache argument in transformers."""
 
 STARTS = ("initial_state", "init_state", "empty_state", "get_initial_state")
-"""Methods that return the first state for a batch size."""
+"""Names of methods that return the initial state for a batch size."""
 
 
 def first_tensor(output: Any) -> Tensor:
-    """Return the tensor of an output: itself, the first of a tuple, or `last_hidden_state`.
+    """Return the output tensor: the output itself, its `last_hidden_state`, or the first entry of a tuple.
 
     Raises:
-        TypeError: none of these.
+        TypeError: the output is none of these.
     """
     if isinstance(output, Tensor):
         return output
@@ -37,7 +37,7 @@ def first_tensor(output: Any) -> Tensor:
 
 
 def arguments_of(module: nn.Module) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of the module's `forward`; none if torch.jit made it, which does not tell."""
+    """Return the parameters of the module's `forward`; empty for torch.jit modules, which have no signature."""
     try:
         return inspect.signature(module.forward).parameters
     except ValueError:
@@ -45,14 +45,14 @@ def arguments_of(module: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 
 class Adapter:
-    """Call a module on whole sequences and, if `streams`, in chunks. Write a subclass for a protocol of your own.
+    """Call a module on whole sequences and, if `streams`, in chunks. Write a subclass for your own protocol.
 
     Attributes:
         name: name of the protocol in the report.
         streams: whether `chunk` is defined.
-        longest: most positions that a chunk may have; None for any number.
-        in_place: whether the state is an object that later chunks write into, as a cache does.
-        input_keyword: the keyword that takes x; None if x is the first argument.
+        longest: maximum length of a chunk; None for no limit.
+        in_place: whether later chunks modify the state, such as a cache.
+        input_keyword: keyword argument for x; None if x is the first argument.
     """
 
     name: str = "an adapter of your own"
@@ -63,7 +63,7 @@ class Adapter:
 
     @classmethod
     def find(cls, module: nn.Module, x: Tensor) -> Adapter | None:
-        """Return the adapter if a trial on x shows that the module knows the protocol."""
+        """Return an adapter if the module follows the protocol, by its signature or a trial on x; otherwise None."""
         raise NotImplementedError
 
     def whole(self, module: nn.Module, x: Tensor) -> Tensor:
@@ -71,15 +71,15 @@ class Adapter:
         return first_tensor(self.call(module, x))
 
     def call(self, module: nn.Module, x: Tensor, **arguments: Any) -> Any:
-        """Call the module on x, by `input_keyword` if there is one."""
+        """Call the module on x, passed as `input_keyword` if that is set."""
         return module(x, **arguments) if self.input_keyword is None else module(**{self.input_keyword: x}, **arguments)
 
     def chunk(self, module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Return the outputs for the next chunk and the state after it; `state` is None before the first."""
-        raise NotImplementedError(f"{type(self).__name__} sets streams and has no chunk")
+        raise NotImplementedError(f"{type(self).__name__} sets streams=True but does not define chunk")
 
     def bypassed(self, module: nn.Module) -> list[nn.Parameter]:
-        """Return the parameters that vectors as input do not use: the embedding table."""
+        """Return the parameters that are unused if the input is vectors: the embedding table."""
         if self.input_keyword is None or not hasattr(module, "get_input_embeddings"):
             return []
         table = module.get_input_embeddings()  # pyright: ignore[reportCallIssue]
@@ -87,13 +87,13 @@ class Adapter:
 
 
 class Forward(Adapter):
-    """A module without states: only whole sequences."""
+    """A module that maps only whole sequences."""
 
     name = "forward alone"
 
 
 class Stream(Adapter):
-    """The protocol of this package: `y, state = module.stream(x, state)`, any chunk."""
+    """The protocol of this package: `y, state = module.stream(x, state)`, with chunks of any length."""
 
     name = "stream(x, state)"
     streams = True
@@ -111,10 +111,10 @@ class Stream(Adapter):
 
 
 class TransformersCache(Adapter):
-    """`module(inputs_embeds=x, past_key_values=cache, use_cache=True)`, or `cache_params`; layers take x first.
+    """`module(inputs_embeds=x, past_key_values=cache, use_cache=True)`, or `cache_params`; layers: `module(x, ...)`.
 
     Args:
-        argument: which of `CACHES` the module takes.
+        argument: name of the cache argument, one of `CACHES`.
         keyword: `inputs_embeds`; None if x is the first argument.
     """
 
@@ -146,7 +146,7 @@ class TransformersCache(Adapter):
 
 
 class Embeddings(Adapter):
-    """A model of transformers that returns no cache: `module(inputs_embeds=x)`."""
+    """A transformers model without a cache: `module(inputs_embeds=x)`."""
 
     name = "inputs_embeds"
     input_keyword = "inputs_embeds"
@@ -190,14 +190,14 @@ class Lengths(Adapter):
 
 
 class Step(Adapter):
-    """`y, state = module.step(x_t, state)`, x_t (batch, d_model) or (batch, 1, d_model).
+    """`y, state = module.step(x_t, state)` with x_t of shape (batch, d_model) or (batch, 1, d_model).
 
-    One of `STARTS` returns the first state; without such a method, the first call has no state. A step that returns
-    several states takes them back as separate arguments, and a mapping of states as keywords.
+    One of `STARTS` returns the initial state; without such a method, the first call has no state. If step returns
+    several states, they are passed back as separate arguments; a mapping of states is passed as keywords.
 
     Args:
-        flat: whether x_t has no axis of positions.
-        start: method that returns the first state; None if the first call has none.
+        flat: whether x_t is (batch, d_model).
+        start: method that returns the initial state; None if the first call has no state.
     """
 
     name = "step(x_t, state)"
@@ -242,11 +242,11 @@ class Step(Adapter):
 
 
 class _Several(tuple):
-    """Several states that a step returned as separate values."""
+    """States that step returned as separate values."""
 
 
 class Pair(Adapter):
-    """The protocol of torch.nn.LSTM: `module(x)` returns outputs and state, and takes the state as second argument."""
+    """The protocol of torch.nn.LSTM: `y, state = module(x)`, then `y, state = module(x, state)`."""
 
     name = "(y, state) = module(x, state)"
     streams = True
@@ -268,25 +268,25 @@ class Pair(Adapter):
 
 
 PROTOCOLS = (Stream, TransformersCache, Embeddings, XTransformersCache, Lengths, Step, Pair)
-"""Adapters in the order in which they are tried."""
+"""Adapters, in order of trial."""
 
 
 def find_adapter(module: nn.Module, x: Tensor) -> Adapter:
-    """Return the first adapter of `PROTOCOLS` that a trial on x finds; `Forward` if none fits."""
+    """Return the first adapter of `PROTOCOLS` whose `find` succeeds on x; otherwise `Forward`."""
     for protocol in PROTOCOLS:
-        with torch.no_grad(), suppress(Exception):  # a module may refuse an unknown call in any way
+        with torch.no_grad(), suppress(Exception):  # a module may raise anything for an unknown call
             if (found := protocol.find(module, x)) is not None:
                 return found
     return Forward()
 
 
 def load_adapter(name: str) -> Adapter:
-    """Return an adapter of the class at `package.module:Class` or `path/file.py:Class`.
+    """Build an adapter of the class `package.module:Class` or `path/file.py:Class`.
 
     Raises:
-        UsageError: no such class, or one that is no adapter.
+        UsageError: no such class, or not a subclass of `Adapter`.
     """
     found = load(name)
     if not (isinstance(found, type) and issubclass(found, Adapter)):
-        raise UsageError(f"{name} is no subclass of zoo.check.Adapter")
+        raise UsageError(f"{name} is not a subclass of zoo.check.Adapter")
     return found()

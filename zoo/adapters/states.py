@@ -1,4 +1,4 @@
-"""States of foreign modules, of any type: their tensors, and the shapes of these, found by running the module."""
+"""States of foreign modules: find the tensors in a state of any type, and their shapes by running the module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zoo.ops.precision import complex_accumulator
 
 
 def tensors_of(state: Any) -> Iterator[Tensor]:
-    """Return the tensors of a state of any type: search sequences, mappings and objects."""
+    """Yield the tensors of a state of any type, from sequences, mappings and attributes of objects."""
     if isinstance(state, Tensor):
         yield state
     elif isinstance(state, Mapping):
@@ -31,12 +31,12 @@ def tensors_of(state: Any) -> Iterator[Tensor]:
 
 
 def with_tensors(state: Any, make: Callable[[int, Tensor], Tensor]) -> Any:
-    """Return a copy of a state of any type, each tensor t replaced by `make(place of t in tensors_of, t)`."""
+    """Copy a state of any type, with each tensor t replaced by `make(index of t in tensors_of(state), t)`."""
     return copy.deepcopy(state, {id(t): make(place, t) for place, t in enumerate(tensors_of(state))})
 
 
 def run(adapter: Adapter, module: nn.Module, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-    """Continue the module over x, in the longest chunks that its protocol takes; state None at the start."""
+    """Stream x in the longest chunks that the protocol allows; `state` is None at the start."""
     outputs = []
     for part in x.split(adapter.longest or x.shape[1], dim=1):
         y, state = adapter.chunk(module, part, state)
@@ -45,14 +45,14 @@ def run(adapter: Adapter, module: nn.Module, x: Tensor, state: Any = None) -> tu
 
 
 class Part(NamedTuple):
-    """Shape of one tensor of a state, as found by running the module.
+    """Shape and dtype of one tensor of a state.
 
     Attributes:
-        rows: the axis of rows (the batch); None if all rows share the tensor.
+        rows: the batch axis; None if all rows share the tensor.
         shape: sizes of the other axes after one position.
-        growth: sizes that each further position adds to `shape`.
-        dtype: None if it follows the activations.
-        complex: whether its numbers are complex.
+        growth: growth of these sizes per further position.
+        dtype: None if it is the dtype of the activations.
+        complex: whether the tensor is complex.
     """
 
     rows: int | None
@@ -62,7 +62,7 @@ class Part(NamedTuple):
     complex: bool
 
     def empty(self, batch_size: int, dtype: torch.dtype | None, device: Any, after: int | None = None) -> Tensor:
-        """Return zeros in the shape after `after` positions; by default before the first: growing axes are empty."""
+        """Return zeros in the shape after `after` positions, by default before the first, with growing axes empty."""
         grown = zip(self.shape, self.growth, strict=True)
         sizes = [0 if after is None and slope else size + slope * ((after or 1) - 1) for size, slope in grown]
         follows = complex_accumulator(dtype) if self.complex else dtype
@@ -70,10 +70,10 @@ class Part(NamedTuple):
 
 
 def parts_of(adapter: Adapter, module: nn.Module, x: Tensor) -> tuple[Part, ...]:
-    """Find the parts of a module's state by running it on the first rows and positions of x, (>= 3, >= 5, d_model).
+    """Find the parts of a module's state by running it on parts of x, which has at least 3 rows and 5 positions.
 
     Raises:
-        ValueError: a tensor without an axis of rows, or tensors whose number or axes change.
+        ValueError: a tensor without a batch axis, or tensors whose number or number of axes changes.
     """
     first, fewer, longer = (
         list(tensors_of(run(adapter, module, x[:rows, :n])[1])) for rows, n in ((3, 1), (2, 1), (3, 5))
@@ -86,7 +86,7 @@ def parts_of(adapter: Adapter, module: nn.Module, x: Tensor) -> tuple[Part, ...]
             raise ValueError("the axes of its state change")
         differ = [axis for axis in range(a.ndim) if a.shape[axis] != b.shape[axis]]
         if len(differ) > 1 or any((a.shape[axis], b.shape[axis]) != (3, 2) for axis in differ):
-            raise ValueError(f"its state has a tensor {tuple(a.shape)} without an axis of rows")
+            raise ValueError(f"its state has a tensor {tuple(a.shape)} without a batch axis")
         rows = differ[0] if differ else None
         others = [axis for axis in range(a.ndim) if axis != rows]
         growth = tuple((c.shape[axis] - a.shape[axis]) // 4 for axis in others)
@@ -96,10 +96,10 @@ def parts_of(adapter: Adapter, module: nn.Module, x: Tensor) -> tuple[Part, ...]
 
 
 class Carried(tuple[Tensor, ...]):
-    """The state of a foreign module as a tuple of tensors with the batch first, as `zoo.contract` wants states.
+    """The state of a foreign module in the form of `zoo.state`, a tuple of tensors with the batch first.
 
-    The first tensor is `past`, inputs that are not read yet, (batch, seq, d_model). The others are the tensors of the
-    module's own state. `outline` is that state without its tensors, None if the module has read nothing.
+    The first tensor is `past`, inputs that the module has not processed yet, (batch, seq, d_model). The others are the
+    tensors of the module's own state. `outline` is that state with empty tensors; None if nothing was processed.
     """
 
     outline: Any = None
@@ -115,7 +115,7 @@ class Carried(tuple[Tensor, ...]):
 
     @classmethod
     def close(cls, state: Any, parts: tuple[Part, ...], x: Tensor) -> Self:
-        """Make it of a module's own state after x."""
+        """Convert a module's own state after x."""
         first = [
             t.unsqueeze(0).expand(len(x), *t.shape) if part.rows is None else t.movedim(part.rows, 0)
             for t, part in zip(tensors_of(state), parts, strict=True)
@@ -125,7 +125,7 @@ class Carried(tuple[Tensor, ...]):
         return made
 
     def open(self, parts: tuple[Part, ...]) -> Any:
-        """Return the module's own state, of tensors that it may write into."""
+        """Return the module's own state, with copied tensors that the module may modify."""
 
         def restored(place: int, _: Tensor) -> Tensor:
             t, rows = self[1 + place], parts[place].rows

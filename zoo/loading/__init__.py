@@ -1,1 +1,1 @@
-"""Models in and out of files: checkpoints, safetensors, models of transformers; packed batches for them."""
+"""Save and load models (checkpoints, safetensors, transformers), and run them on packed or left-padded batches."""

@@ -1,7 +1,7 @@
-"""Names of checkpoints and their folder; imports nothing, so that a command line can read them quickly."""
+"""File names of checkpoints and their folder. Imports nothing, for fast command lines."""
 
 CHECKPOINTS = "checkpoints"
-"""Folder of the checkpoints in the folder of a run."""
+"""Folder of the checkpoints within a run folder."""
 
 BEST, LAST, PREVIOUS = "best.ckpt", "last.ckpt", "previous.ckpt"
-"""The best on validation; the latest; the latest before that one."""
+"""The checkpoint with the best validation score, the latest one, and its predecessor."""

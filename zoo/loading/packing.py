@@ -1,9 +1,8 @@
-"""Batches laid out in other ways than valid positions first: packed one after the other, or padded on the left.
+"""Run mixers on packed batches (sequences concatenated, `cu_seqlens`) and on left-padded batches.
 
-Any map that takes `(x, lengths)` runs on them: a mixer, a stack, `zoo.Bidirectional`. No mixer has kernels of its own
-for packed input; one generic way serves all of them. The cost: packed sequences are padded to the longest, so
-time and memory go with sequences * longest instead of total, and the boundaries are read on the host, which waits for
-the device.
+This works for any map with the arguments `(x, lengths)`: a mixer, a stack, `zoo.Bidirectional`. We have no kernels for
+packed input. Packed sequences are padded to the longest one, so time and memory grow as sequences * longest instead of
+total, and the host waits for the device to read the boundaries.
 """
 
 from __future__ import annotations
@@ -24,28 +23,27 @@ def run_packed(
     x: Float[Tensor, "total d_model"],
     boundaries: Int[Tensor, " sequences_plus_one"],
 ) -> Float[Tensor, "total d_out"]:
-    """Mix sequences that lie one after the other in `x`, each by itself: unpack, pad, run, pack again.
+    """Mix concatenated sequences separately: unpack, pad, run, pack again.
 
     Args:
         mixer: maps (batch, seq, d_model) and lengths (batch,) to (batch, seq, d_out).
-        x: all positions of all sequences.
-        boundaries: where the sequences start, and at the end where the last one stops: 0, ..., total (`cu_seqlens`).
-            Sequences may be empty.
+        x: the concatenated sequences.
+        boundaries: cumulative lengths 0, ..., total (`cu_seqlens`). Sequences may be empty.
 
     Returns:
-        The outputs in the same order; outputs and gradients equal those of each sequence by itself.
+        The outputs in the same layout. Outputs and gradients are the same as for each sequence alone.
 
     Raises:
-        ValueError: x is no matrix; boundaries that are not integers, do not start at 0, decrease, do not end at total,
-            or lie on another device.
+        ValueError: x is not a matrix; boundaries that are not integers, do not start at 0, decrease, do not end at
+            total, or are on another device.
     """
     _check_packed(x, boundaries)
     boundaries = boundaries.long()
     lengths = boundaries.diff()
-    longest = max(1, int(lengths.max())) if len(lengths) else 1  # a mixer takes no sequence of length zero
+    longest = max(1, int(lengths.max())) if len(lengths) else 1  # mixers need at least one position
     valid = valid_positions(lengths, longest)
     source = boundaries[:-1].unsqueeze(1) + torch.arange(longest, device=x.device)
-    # Padding is read from one row of zeros behind the packed ones.
+    # All padding is gathered from one row of zeros, appended to x.
     padded = F.pad(x, (0, 0, 0, 1))[source.where(valid, len(x))]
     return mixer(padded, valid.sum(1))[valid]
 
@@ -53,18 +51,18 @@ def run_packed(
 def run_left_padded(
     mixer: Callable[[Tensor, Tensor], Tensor], x: Float[Tensor, "batch seq d_model"], lengths: Lengths
 ) -> Float[Tensor, "batch seq d_out"]:
-    """Mix rows whose valid positions are the last `lengths`: shift left, run, shift back.
+    """Mix rows with padding on the left: shift left, run, shift back.
 
     Args:
-        mixer: the same as for `run_packed`.
-        x: input. Padding before the valid positions has no influence on outputs or gradients.
-        lengths: valid positions of each row, counted from the right.
+        mixer: see `run_packed`.
+        x: input. Padding has no influence on outputs or gradients.
+        lengths: number of valid positions of each row, at its end.
 
     Returns:
-        The outputs, each at its position; zero in the padding.
+        The outputs at the positions of their inputs; zero in the padding.
 
     Raises:
-        ValueError: lengths that are no integers in 0..seq, one per row, on x's device.
+        ValueError: lengths that are not integers in 0..seq, one per row, on the device of x.
     """
     if x.ndim != 3:
         raise ValueError(f"x must be (batch, seq, d_model), got {tuple(x.shape)}")

@@ -1,4 +1,4 @@
-"""Models saved and loaded without lightning: checkpoints of runs, and files of `save`, contain their own options."""
+"""Save and load models without Lightning: checkpoints of runs, and files written by `save`."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ BACKBONE_OPTIONS = tuple(inspect.signature(Backbone).parameters)
 
 M = TypeVar("M", Backbone, SequenceMixer)
 
-_PREFIX = "backbone."  # of the weights' names, since a training module holds more than the model
+_PREFIX = "backbone."  # prefix of the model's weights in the state_dict of a training module
 
 
 def save(model: Backbone | SequenceMixer, path: str | os.PathLike[str]) -> None:
-    """Write a model's or a mixer's class, options and weights to a file; no optimizer, nothing to resume from.
+    """Write class, options and weights of a model or a mixer to a file, without optimizer state.
 
-    A head that is the embedding is so again when it is loaded; every weight is then one that training changes.
+    Tied weights of head and embedding are tied again after loading.
 
         zoo.save(model, "model.safetensors")
         model = zoo.load("model.safetensors")
@@ -44,33 +44,35 @@ def save(model: Backbone | SequenceMixer, path: str | os.PathLike[str]) -> None:
         mixer = zoo.load_mixer("mixer.safetensors")
 
     Args:
-        model: on any device, in any floating type.
-        path: the file, written whole or not at all; an old file is replaced. With the suffix .safetensors (extra
-            `hub`) other programs can read the weights; with any other one it is a checkpoint as training writes them,
-            of a `Backbone` itself only.
+        model: a `Backbone` or a mixer, on any device, in any floating dtype.
+        path: the file, written atomically; an existing file is replaced. With the suffix .safetensors (extra `hub`)
+            other programs can read the weights. With any other suffix the file is a checkpoint in the format of
+            training runs, for a `Backbone` only (no mixers, no subclasses).
 
     Raises:
-        ValueError: no `Backbone` or mixer, or one that was built from objects or changed after it was built, and could
-            not be built again; one in shards; a mixer or a class of your own to a file without the suffix.
-        OSError: the folder is not there or cannot be written.
+        ValueError: another kind of module; a module that its options cannot rebuild, because it was built from objects
+            or modified afterwards; a sharded module; a mixer or a subclass of `Backbone` without the suffix.
+        OSError: the folder does not exist or is not writable.
     """
     if not isinstance(model, Backbone | SequenceMixer):
-        other = f"got {type(model).__name__}; of any other module save the state_dict"
-        raise ValueError(f"zoo.save takes a zoo.Backbone or a mixer, {other}")
+        other = f"got {type(model).__name__}; for other modules save the state_dict"
+        raise ValueError(f"zoo.save needs a zoo.Backbone or a mixer, {other}")
     if Path(path).suffix == pretrained.SUFFIX:
         pretrained.write(model, path)
         return
     if isinstance(model, SequenceMixer):
-        raise ValueError(f"zoo.save takes a mixer to a file with the suffix {pretrained.SUFFIX}")
+        raise ValueError(f"zoo.save writes mixers to files with the suffix {pretrained.SUFFIX} only, got {path}")
     require_whole(model)
     require_plain(model)
     if type(model) is not Backbone:
-        raise ValueError(f"{type(model).__name__} would be loaded as a Backbone: give the suffix {pretrained.SUFFIX}")
+        raise ValueError(
+            f"a checkpoint of {type(model).__name__} would be loaded as a Backbone: use the suffix {pretrained.SUFFIX}"
+        )
     held = model.state_dict()
-    copies = {(t.data_ptr(), t.shape): t.detach().cpu() for t in held.values()}  # one tensor for names that share it
+    copies = {(t.data_ptr(), t.shape): t.detach().cpu() for t in held.values()}  # tied weights stay one tensor
     weights = {name: copies[t.data_ptr(), t.shape] for name, t in held.items()}
     if found := misfit(build(Backbone, model.options).state_dict(), weights):
-        raise ValueError(f"the model is not the one that its options build, and could not be loaded: {found}")
+        raise ValueError(f"the model was modified, so that its options would not rebuild it: {found}")
     file = io.BytesIO()
     named = {_PREFIX + name: t for name, t in weights.items()}
     torch.save({"hyper_parameters": model.options, "state_dict": named}, file)
@@ -83,21 +85,20 @@ def load(
     *,
     allow: Iterable[str] | None = None,
 ) -> Backbone:
-    """Load the model of a run, or one that `save` wrote: on the CPU, in eval mode, in the type it was saved in.
+    """Load the model of a run or of a file written by `save`: on the CPU, in eval mode, in the dtype of the file.
 
         model = zoo.load("runs/mqar/hybrid/seed0")
         logits = model(tokens)  # (batch, seq) -> (batch, seq, n_outputs)
 
     Args:
-        run_dir: folder of the run, or a file itself.
-        checkpoint: which of the run's checkpoints: best on validation, or last.
-        allow: classes besides those of this package that the file may name, and that are then imported:
-            `package.module:Class`. By default a file may name none, and a run's folder any, since a run is taken to be
-            yours: of one that is not, give `allow=[]`.
+        run_dir: a run folder or a file.
+        checkpoint: which checkpoint of the run: best (on validation) or last.
+        allow: classes outside this package that may be imported: `package.module:Class`. Default: none for a file, any
+            for a run folder, which we assume to be yours. For a run folder that you do not trust, give `allow=[]`.
 
     Raises:
         ValueError: no such run or checkpoint, a file that is not a checkpoint of this project, a class that is not
-            allowed, or weights that do not fit the model as this version builds it.
+            allowed, or weights that do not fit the model in this version.
     """
     path = find_checkpoint(run_dir, checkpoint)
     if path.suffix == pretrained.SUFFIX:
@@ -111,7 +112,9 @@ def load(
     model = build_fitting(path, Backbone, options, weights)
     model.load_state_dict({name: w.clone() for name, w in weights.items()}, assign=True)
     embedding, head = weights.get("embedding.weight"), weights.get("head.weight")
-    if embedding is not None and head is not None and embedding.data_ptr() == head.data_ptr():  # kept once in the file
+    if (
+        embedding is not None and head is not None and embedding.data_ptr() == head.data_ptr()
+    ):  # tied: stored once in the file
         assert model.head is not None
         assert model.embedding is not None
         model.head.weight = model.embedding.weight
@@ -119,15 +122,15 @@ def load(
 
 
 def load_mixer(path: str | os.PathLike[str], allow: Iterable[str] = ()) -> SequenceMixer:
-    """Load a mixer that `save` wrote: on the CPU, in eval mode, in the type it was saved in.
+    """Load a mixer from a file written by `save`: on the CPU, in eval mode, in the dtype of the file.
 
     Args:
         path: the .safetensors file.
-        allow: classes besides those of this package that the file may name: `package.module:Class`.
+        allow: classes outside this package that may be imported: `package.module:Class`.
 
     Raises:
-        ValueError: no such file, one that `save` did not write, a class that is not allowed, a file of a `Backbone`, or
-            weights that do not fit the mixer as this version builds it.
+        ValueError: no such file, a file that `save` did not write, a class that is not allowed, a file of a `Backbone`,
+            or weights that do not fit the mixer in this version.
     """
     return _read(path, SequenceMixer, allow)
 
@@ -136,7 +139,7 @@ def _read(path: str | os.PathLike[str], kind: type[M], allow: Iterable[str]) -> 
     found = pretrained.read(path, allow)
     if not isinstance(found, kind):
         loads = "zoo.load" if isinstance(found, Backbone) else "zoo.load_mixer"
-        raise ValueError(f"{path} holds {type(found).__name__}, which {loads} reads")
+        raise ValueError(f"{path} contains {type(found).__name__}: load it with {loads}")
     return found
 
 
@@ -144,7 +147,7 @@ def find_checkpoint(run_dir: str | os.PathLike[str], checkpoint: str = "best") -
     """Return the file of a run's checkpoint, or `run_dir` itself if it is a file.
 
     Raises:
-        ValueError: no such run, or no such checkpoint in it; the message lists those there are.
+        ValueError: no such run, or no such checkpoint in it; the message lists the existing ones.
     """
     run = Path(run_dir)
     if run.is_file():
@@ -153,40 +156,40 @@ def find_checkpoint(run_dir: str | os.PathLike[str], checkpoint: str = "best") -
         raise ValueError(f"no run at {run}")
     path = run / CHECKPOINTS / f"{checkpoint}.ckpt"
     if not path.is_file():
-        there = ", ".join(sorted(p.stem for p in (run / CHECKPOINTS).glob("*.ckpt"))) or "none"
-        raise ValueError(f"no checkpoint {checkpoint!r} in {run / CHECKPOINTS}; there: {there}")
+        existing = ", ".join(sorted(p.stem for p in (run / CHECKPOINTS).glob("*.ckpt"))) or "none"
+        raise ValueError(f"no checkpoint {checkpoint!r} in {run / CHECKPOINTS}; existing: {existing}")
     return path
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the dictionary a training run, or `save`, wrote: plain data and tensors on the CPU, mapped from the file.
+    """Read the dictionary of a checkpoint: plain data, and tensors on the CPU that are memory-mapped.
 
     Raises:
-        ValueError: no such file, a damaged one, or one that no training run of this project wrote.
+        ValueError: no such file, a damaged one, or one that was not written by a training run or `save`.
     """
     if not Path(path).is_file():
         raise ValueError(f"no checkpoint at {path}")
     if not is_whole(path):
-        raise ValueError(f"{path} is damaged, or no checkpoint")
+        raise ValueError(f"{path} is damaged, or is not a checkpoint")
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError):
-        raise ValueError(f"{path} is damaged, or no checkpoint") from None
+        raise ValueError(f"{path} is damaged, or is not a checkpoint") from None
     if isinstance(saved, Mapping) and saved and all(isinstance(value, Tensor) for value in saved.values()):
         raise ValueError(
-            f"{path} is a state_dict: weights without the options of their model, which zoo.save writes too"
+            f"{path} is a state_dict, which lacks the options of its model: write the file with zoo.save instead"
         )
     hyper = saved.get("hyper_parameters") if isinstance(saved, Mapping) else None
     if not isinstance(hyper, Mapping) or not hyper.keys() >= {*BACKBONE_OPTIONS}:
-        raise ValueError(f"{path} is no checkpoint of a training run of this project, nor a file of zoo.save")
+        raise ValueError(f"{path} is not a checkpoint of this project's training runs or of zoo.save")
     return dict(saved)
 
 
 def is_whole(path: str | os.PathLike[str]) -> bool:
-    """Return whether every byte of a checkpoint is as it was written, by the checksums in the file; reads all of it.
+    """Return whether a checkpoint is undamaged, by the checksums in the file.
 
-    A file cut short does not open; after a crash of the machine one may also hold zeros where data should be. A process
-    reads a file that did not change since only once.
+    A truncated file does not open; after a crash of the machine a file may also contain zeros instead of data. The
+    whole file is read, but only once per process unless it changes.
     """
     try:
         found = Path(path).stat()
@@ -205,31 +208,31 @@ def _is_whole(path: str, *_: int) -> bool:
 
 
 def check_checkpoint(path: str | os.PathLike[str], mixer: Mapping[str, Any], **options: Any) -> int:
-    """Make sure that a checkpoint is of the model a run asks for, before anything is built on it.
+    """Check that a checkpoint fits the model of a run that resumes from it.
 
     Args:
         path: the checkpoint.
-        mixer: the run's {"name": ..., **options}; an option that is not given is not compared.
-        **options: further options of `Backbone` that the run asks for.
+        mixer: the run's {"name": ..., **options}; options that are not given are not compared.
+        **options: further options of `Backbone` to compare.
 
     Returns:
-        The optimizer step at which it was saved.
+        The optimizer step of the checkpoint.
 
     Raises:
-        ValueError: as `read_checkpoint`; also another mixer, another value of an option, an unknown option.
+        ValueError: another mixer, another value of an option, an unknown option; the errors of `read_checkpoint`.
     """
     for name in options.keys() - set(BACKBONE_OPTIONS):
         raise ValueError(unknown("option of Backbone", name, BACKBONE_OPTIONS))
     saved = read_checkpoint(path)
     if "global_step" not in saved:
-        raise ValueError(f"{path} holds a model and no state of training: a run cannot resume from it")
+        raise ValueError(f"{path} has a model but no training state: a run cannot resume from it")
     hyper = saved["hyper_parameters"]
     held = dict(hyper["mixer"])
     if MIXERS.check(held["name"]) != MIXERS.check(mixer["name"]):
-        raise ValueError(f"checkpoint {path} holds mixer {held['name']!r}, this run asks for {mixer['name']!r}")
+        raise ValueError(f"checkpoint {path} has mixer {held['name']!r}, but this run has {mixer['name']!r}")
     pairs = [(f"mixer.{name}", held[name], mixer[name]) for name in held if name in mixer]
     pairs += [(name, hyper[name], options[name]) for name in BACKBONE_OPTIONS if name in options]
     for name, there, asked in pairs:
         if there != asked:
-            raise ValueError(f"checkpoint {path} holds {name}={there!r}, this run asks for {name}={asked!r}")
+            raise ValueError(f"checkpoint {path} has {name}={there!r}, but this run has {name}={asked!r}")
     return int(saved["global_step"])

@@ -1,4 +1,4 @@
-"""Training with Lightning, which only this part of zoo imports: the module, metrics, checkpoints and callbacks."""
+"""Training with Lightning: module, metrics, checkpoints and callbacks. The rest of zoo does not import Lightning."""
 
 from __future__ import annotations
 

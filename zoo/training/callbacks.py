@@ -1,4 +1,4 @@
-"""Callbacks that watch a run: reseeding, non-finite losses, throughput."""
+"""Lightning callbacks: reseeding, non-finite losses, validation curve, elapsed time, throughput."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ TRAIN, VALIDATION, TEST = range(3)
 
 
 def is_logged(trainer: L.Trainer) -> bool:
-    """Return whether the step is one of every `log_every_n_steps`, or of every 50 if that is 0, for never."""
+    """Return whether to log at this step: every `log_every_n_steps` steps, or every 50 if that is 0 (no logging)."""
     every: int = trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue]
     return trainer.global_step % (every or 50) == 0
 
 
 class ReseedEachStep(Callback):
-    """Seed torch's generators before each batch, so that the draws of a step depend only on its place in the run.
+    """Seed torch's generators before each batch, so that a resumed run draws the same numbers as an uninterrupted one.
 
-    A training step's seed is a pure function of (seed, index of the micro-batch since the start of the run, rank, world
-    size): a resumed run draws the numbers of the uninterrupted run, whatever was drawn in between. Validation and test
-    batches have streams of their own, the same at every pass.
+    The seed of a training step is a pure function of (seed, index of the micro-batch since the start of the run, rank,
+    world size). Validation and test batches have separate seeds, the same at every pass.
 
     Args:
         seed: seed of the run.
@@ -58,7 +57,7 @@ class ReseedEachStep(Callback):
     def _reseed(self, trainer: L.Trainer, device: torch.device, stream: int, index: int) -> None:
         place = (self.seed, stream, index, trainer.global_rank, trainer.world_size)
         seed = int.from_bytes(hashlib.blake2b(repr(place).encode(), digest_size=8).digest(), "big") >> 1
-        # torch.manual_seed would visit every backend: 200 us a step instead of 1 us.
+        # torch.manual_seed visits every backend: 200 us per step instead of 1 us.
         torch.default_generator.manual_seed(seed)
         if device.type == "cuda":
             torch.cuda.manual_seed(seed)
@@ -67,28 +66,28 @@ class ReseedEachStep(Callback):
 
 
 class NonFiniteLossError(RuntimeError):
-    """Training met a nan or infinite number; `step` counts the optimizer steps made before it was seen."""
+    """The loss or a weight is NaN or infinite; `step` is the number of optimizer steps done when this was detected."""
 
     def __init__(self, what: str, step: int) -> None:
-        super().__init__(f"{what} at step {step}: training stopped, checkpoints are of earlier steps")
+        super().__init__(f"{what} at step {step}: training stopped; the checkpoints are from earlier steps")
         self.step = step
 
 
 class NonFiniteLoss(Callback):
-    """Stop at the first nan or infinite loss, on the CPU before it reaches the weights.
+    """Stop training at the first NaN or infinite loss; on the CPU before it reaches the weights.
 
-    Elsewhere reading the loss would make the host wait in every step: the device notes the first such loss, and it is
-    read every `log_every_n_steps` steps and at the end. `Checkpoints` refuses the weights of the steps in between.
+    On other devices reading the loss would make the host wait in every step. So the device records the first such loss,
+    and we read it every `log_every_n_steps` steps and at the end. `Checkpoints` saves no weights that are not finite.
 
     Raises:
-        NonFiniteLossError: out of `Trainer.fit`, with the step.
+        NonFiniteLossError: from `Trainer.fit`, with the step.
     """
 
     def __init__(self) -> None:
-        self._noted: Tensor | None = None  # (2,) the first loss that is not finite, else the latest one, and its step
+        self._noted: Tensor | None = None  # (2,) loss and step: of the first non-finite loss, else of the latest loss
 
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
-        # The mean over the processes: they stop together, instead of one waiting for another that has stopped.
+        # The mean over the processes, so that all of them stop and none waits for another.
         mean = trainer.strategy.reduce(loss.detach().clone())
         assert isinstance(mean, Tensor)
         now = torch.stack((mean, torch.full_like(mean, trainer.global_step)))
@@ -113,7 +112,7 @@ class NonFiniteLoss(Callback):
 
 
 class ValidationCurve(Callback):
-    """Keep a score of each validation of a `SequenceModule` by optimizer step; a resumed run keeps them in `points`.
+    """Record a validation score of a `SequenceModule` by optimizer step in `points`, which a resumed run continues.
 
     Args:
         score: name of the score in the module's results.
@@ -138,7 +137,7 @@ class ValidationCurve(Callback):
 
 
 class Elapsed(Callback):
-    """Count the seconds of a run, also of processes before it was resumed, up to their last checkpoints."""
+    """Measure the seconds of a run, including earlier processes of a resumed run up to their last checkpoints."""
 
     def __init__(self) -> None:
         self._earlier, self._begun = 0.0, time.perf_counter()
@@ -156,9 +155,9 @@ class Elapsed(Callback):
 
 
 class Throughput(Callback):
-    """Measure tokens (positions) per second of training steps, without validation and the first step, which warms up.
+    """Measure tokens (positions) per second in training, without validation and without the first step, a warm-up.
 
-    Logs `tokens_per_second` of the latest stretch; the attribute of that name is over the whole run.
+    Logs `tokens_per_second` since the last log; the attribute `tokens_per_second` covers the whole run.
     """
 
     def __init__(self) -> None:

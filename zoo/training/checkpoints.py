@@ -1,9 +1,9 @@
-"""Checkpoints from which a run resumes as if it had never stopped.
+"""Checkpoints from which a run resumes exactly, and callbacks that pause or interrupt a run.
 
-Lightning can save at many moments, but resumes exactly from only a few of them: elsewhere a validation that was due is
-skipped, a logged step counts twice or a partly accumulated gradient is lost. So `last` is written only at three kinds
-of moments: at the end of a validation; between two batches, if a step was completed and not validated; at the end of
-training. Lightning's record of its progress is exact at these moments, so checkpoints keep it unchanged.
+Lightning can save at many moments, but resumes exactly from few of them. At the others it skips a validation that is
+due, logs a step twice or loses a partly accumulated gradient. So we write `last` only at the end of a validation,
+between two batches after a completed step that needs no validation, and at the end of training. At these moments
+Lightning's record of its progress is exact, and checkpoints keep it unchanged.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Mode = Literal["min", "max"]
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write a checkpoint to a temporary file and rename it: a reader finds the old file or the new one, whole.
+    """Write a checkpoint to a temporary file and rename it, so that a reader never finds a partial file.
 
-    When a new `last.ckpt` replaces one, the old one is kept as `previous.ckpt`, in case the new one is damaged later.
+    When a new `last.ckpt` replaces an old one, the old one is kept as `previous.ckpt`, in case the new one is damaged.
 
-    (Lightning's own writer goes through the system's temporary folder; across file systems its move is a copy.)
+    (Lightning's writer uses the system's temporary folder; moving from there to another file system is not atomic.)
     """
 
     def save_checkpoint(
@@ -48,10 +48,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Save `checkpoint` as `path`.
 
         Raises:
-            OSError: the file cannot be written; the old file is untouched.
+            OSError: the file cannot be written; the old file is unchanged.
         """
         path = Path(path)
-        # One fixed name: the next save overwrites the file that a killed process leaves behind.
+        # A fixed name, so that the next save overwrites the leftover of a killed process.
         temporary = path.with_name(f".{path.name}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 file.flush()
                 os.fsync(file.fileno())
             if path.name == LAST and path.exists():
-                # Killed before the next line, a run resumes from the previous one.
+                # If the process is killed before the next line, the run resumes from `previous`.
                 path.replace(path.with_name(PREVIOUS))
             temporary.replace(path)
         except (OSError, RuntimeError) as error:
@@ -70,7 +70,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def _reason(error: BaseException) -> str:
-    """Return the system's error: torch's writer reports the state after a failed write, in words of its own."""
+    """Return the message of the underlying OSError: torch's writer hides it behind an error about its own state."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
@@ -80,16 +80,16 @@ def _reason(error: BaseException) -> str:
 
 
 class Checkpoints(BetweenSteps, Checkpoint):
-    """Keep `best.ckpt` (by a validation metric), `last.ckpt` (to resume from) and `previous.ckpt` (its predecessor).
+    """Write `best.ckpt` (by a validation metric), `last.ckpt` (to resume from) and `previous.ckpt` (its predecessor).
 
     `last` is written every `every_n_steps` optimizer steps, after each validation, and at the end of training; `best`
-    at the end of a validation that improves the metric. Neither is ever written with weights that are not finite. The
-    loggers are flushed before each save: once a checkpoint is on disk, so are all earlier points of the curves.
+    after each validation that improves the metric. Weights that are not finite are never saved. The loggers are flushed
+    before each save, so that the curves on disk reach at least to the checkpoint.
 
     Args:
-        folder: where the files go.
+        folder: folder of the checkpoints.
         monitor: logged name of the validation metric.
-        mode: whether the least or the greatest value is best.
+        mode: min if lower values of the metric are better, else max.
         every_n_steps: optimizer steps between two saves of `last`.
 
     Raises:
@@ -117,7 +117,7 @@ class Checkpoints(BetweenSteps, Checkpoint):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._saved_step = trainer.global_step
-        # Lightning forgets that training was stopped early, and would train on.
+        # Lightning does not restore that training was stopped early, and would continue.
         trainer.should_stop = self._stopped and bool(trainer.early_stopping_callbacks)
 
     def between_steps(self, trainer: L.Trainer) -> None:
@@ -134,7 +134,7 @@ class Checkpoints(BetweenSteps, Checkpoint):
         if not self.at_rest(trainer):
             self._due = True
         elif not (trainer.should_stop or trainer.global_step == trainer.max_steps):
-            # `on_train_end` saves the last step: by then Lightning has counted it among the logged steps.
+            # `on_train_end` saves the last step, after Lightning has counted it as logged.
             self.save_last(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -142,14 +142,14 @@ class Checkpoints(BetweenSteps, Checkpoint):
 
     @staticmethod
     def at_rest(trainer: L.Trainer) -> bool:
-        """Return whether training is between two batches with no accumulated gradient."""
+        """Return whether the current batch completes a step, so that no accumulated gradient is pending."""
         return (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0
 
     def save_last(self, trainer: L.Trainer) -> None:
         """Write `last`, unless it was already written at this step.
 
         Raises:
-            NonFiniteLossError: the weights are not finite; the file of an earlier step stays.
+            NonFiniteLossError: the weights are not finite; the earlier file is kept.
         """
         if trainer.global_step != self._saved_step:
             self._save(trainer, self.last)
@@ -158,7 +158,7 @@ class Checkpoints(BetweenSteps, Checkpoint):
     def _score(self, trainer: L.Trainer) -> float:
         if self.monitor not in trainer.callback_metrics:
             logged = ", ".join(sorted(trainer.callback_metrics))
-            raise ValueError(f"checkpoints monitor {self.monitor!r}, which is not logged; logged are: {logged}")
+            raise ValueError(f"checkpoints monitor {self.monitor!r}, which is not logged; choose from: {logged}")
         return float(trainer.callback_metrics[self.monitor])
 
     def _improves(self, score: float) -> bool:
@@ -179,9 +179,9 @@ class Checkpoints(BetweenSteps, Checkpoint):
 
 
 class Interrupted(BaseException):
-    """The run was asked to stop by `signal`; `checkpoint`, if any, is the one to resume from.
+    """The run was stopped by `signal`; resume from `checkpoint`, if there is one.
 
-    Like KeyboardInterrupt it is no Exception: a second signal may arrive in code that catches every Exception.
+    Like KeyboardInterrupt it is not an Exception, because a second signal may arrive in code that catches Exception.
     """
 
     def __init__(self, number: int, step: int, checkpoint: Path | None) -> None:
@@ -191,21 +191,21 @@ class Interrupted(BaseException):
 
 
 class Paused(Exception):
-    """The run stopped at the step of `Pause`, at which `last` was saved."""
+    """The run stopped at the step of `Pause`, after saving `last`."""
 
 
 class Pause(BetweenSteps):
-    """Save `last` and stop after a step, from which the run resumes later as if it had never stopped.
+    """Save `last` and stop after a given step; the run can be resumed exactly.
 
-    The schedule remains the schedule of the whole run. If the whole run ends no later, nothing happens.
+    The learning rate schedule is that of the whole run. If the run ends at this step or earlier, nothing happens.
 
     Args:
         checkpoints: writes `last`.
-        stop_at: the optimizer step, or as a float its share of all steps.
+        stop_at: the optimizer step (int), or its fraction of all steps (float).
 
     Raises:
-        Paused: out of `Trainer.fit`.
-        UsageError: out of `Trainer.fit`, if training is beyond that step already.
+        Paused: from `Trainer.fit`.
+        UsageError: from `Trainer.fit`, if training is already beyond that step.
     """
 
     def __init__(self, checkpoints: Checkpoints, stop_at: int | float) -> None:
@@ -216,7 +216,7 @@ class Pause(BetweenSteps):
         share = isinstance(self.stop_at, float)
         self._step = max(1, round(self.stop_at * trainer.estimated_stepping_batches)) if share else self.stop_at
         if trainer.global_step > self._step:
-            raise UsageError(f"the run is at step {trainer.global_step} already and cannot stop at {self._step}")
+            raise UsageError(f"the run is already at step {trainer.global_step} and cannot stop at {self._step}")
 
     def between_steps(self, trainer: L.Trainer) -> None:
         if trainer.global_step >= self._step and self.checkpoints.at_rest(trainer):
@@ -227,15 +227,15 @@ class Pause(BetweenSteps):
 class Interrupt(BetweenSteps):
     """On Ctrl-C (SIGINT), SIGTERM or SIGUSR1, finish the step and the validation due after it, save `last`, and stop.
 
-    A second signal stops at once and leaves the existing `last`. With several processes, any one may get the signal:
-    they tell each other before each step (on GPUs, where it makes the host wait, every `log_every_n_steps` steps), and
-    all stop after the same step.
+    A second signal stops immediately and keeps the existing `last`. With several processes, any of them may receive the
+    signal. They synchronise before each step (on GPUs, where this makes the host wait, every `log_every_n_steps`
+    steps), and all stop after the same step.
 
     Args:
         checkpoints: writes `last`.
 
     Raises:
-        Interrupted: out of `Trainer.fit`.
+        Interrupted: from `Trainer.fit`.
     """
 
     def __init__(self, checkpoints: Checkpoints) -> None:
@@ -244,7 +244,7 @@ class Interrupt(BetweenSteps):
         self._handlers = contextlib.ExitStack()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # Not in on_fit_start: Lightning notes all handlers after it, and restores them at the end.
+        # Not in on_fit_start: Lightning records the handlers after that hook, and would restore ours at the end.
         self._asked = None
         self._handlers.enter_context(handled((CTRL_C, *SCHEDULER), functools.partial(self._ask, trainer)))
 

@@ -1,4 +1,4 @@
-"""TensorBoard: the logger of a run, tags of split scores, options and results for the HParams tab."""
+"""TensorBoard output of a run: its logger, test scores by fact, and options and results for the HParams tab."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from zoo.report.events import write_events
 
 
 class CurveLogger(TensorBoardLogger):
-    """Lightning's TensorBoard logger with a choice of the first charts, and without the curve of the epoch.
+    """Lightning's TensorBoard logger, without the curve of the epoch, and with a choice of the charts shown first.
 
     Args:
-        args: as for Lightning's.
-        first: {name of a metric: its tag}. TensorBoard sorts charts by tag, capitals first, and opens two groups.
-        options: as for Lightning's.
+        args: see `TensorBoardLogger`.
+        first: {name of a metric: its tag} for charts to show first. TensorBoard sorts charts by tag, capitals first,
+            and opens the first two groups.
+        options: see `TensorBoardLogger`.
     """
 
     def __init__(self, *args: Any, first: Mapping[str, str] | None = None, **options: Any) -> None:
@@ -30,13 +31,14 @@ class CurveLogger(TensorBoardLogger):
 
 
 def log_split_scores(trainer: L.Trainer, scores: Mapping[str, Any]) -> None:
-    """Write the test scores that are split, each in a group of charts of its own, and not among the scores.
+    """Log the test scores that are split by a fact or a kind (such as segment), each in a separate group of charts.
 
-    The tags are `test_<score>_by_<fact>/<=<bound>` and `test_<score>_by_<kind>/<name>`, such as by segment.
+    The tags are `test_<score>_by_<fact>/<=<bound>` and `test_<score>_by_<kind>/<name>`.
 
     Args:
-        trainer: with the loggers.
+        trainer: its loggers are used.
         scores: nested: {"by_<fact>": [{"at_most": bound, score: value}, ...], "by_<kind>": {name: {score: value}}}.
+            Other entries are ignored.
     """
     tags = {}
     for group, parts in scores.items():
@@ -50,21 +52,21 @@ def log_split_scores(trainer: L.Trainer, scores: Mapping[str, Any]) -> None:
 
 
 def write_hparams(file: Path, options: Mapping[str, Any], trial: str, started: float) -> None:
-    """Write a file of events with a run's options for TensorBoard's HParams tab; atomically, and only if it changes.
+    """Write an event file with a run's options for TensorBoard's HParams tab, atomically and only if it changes.
 
-    Put the file next to the run's other events. TensorBoard keeps the first options that it reads of a run, so the name
-    must sort first.
+    Put the file next to the run's other event files. TensorBoard uses the first options that it reads for a run, so the
+    file's name must sort first.
 
-    The tab takes the scalars of the runs as metrics, in alphabetical order, and shows five: `log_result` writes the
-    metrics by which runs are compared. (A list of options and metrics, as torch's `add_hparams` writes it, is read from
-    only one run and hides other columns. Without a list the tab shows all columns, the options that vary first.)
+    The tab shows five scalars as metrics, in alphabetical order; `log_result` writes the metrics to compare. (torch's
+    `add_hparams` also writes a list of options and metrics. TensorBoard reads this list from one run only, and it hides
+    other columns. Without a list the tab shows all columns, the options that vary first.)
 
     Args:
         file: path of the file; its name must contain "tfevents".
-        options: the options by which the run is compared; lists and the like are written as text. Those that are None
-            are left out: a column of None would look as if it varied between runs with the option and runs without.
-        trial: name of the run in the tab, which shows its first fourteen characters.
-        started: when the run began, in seconds since 1970.
+        options: options to compare runs by; values that are not numbers, booleans or strings are written as text.
+            Options that are None are omitted: otherwise they would seem to vary between runs with and without them.
+        trial: name of the run in the tab, which shows the first fourteen characters.
+        started: start of the run, in seconds since 1970.
 
     Raises:
         OSError: the file cannot be written.
@@ -78,16 +80,13 @@ def write_hparams(file: Path, options: Mapping[str, Any], trial: str, started: f
     }
     summary = hparams_pb(known, trial_id=trial, start_time_secs=started)
     data = summary.value[0].metadata.plugin_data
-    # In one order: whether the file changes must not hang on how a process hashes names.
+    # Deterministic order, so that the file does not change with the hash seed of the process.
     data.content = HParamsPluginData.FromString(data.content).SerializeToString(deterministic=True)
     write_events(file, [(0, summary)], started)
 
 
 def log_result(trainer: L.Trainer, result: Mapping[str, int | float | None]) -> None:
-    """Write the numbers that runs are compared by as `result/<name>`, at the step that training ended at.
-
-    The HParams tab then shows the run as finished.
-    """
+    """Log the numbers to compare runs by as `result/<name>` at the last step; HParams shows the run as finished."""
     from torch.utils.tensorboard.summary import hparams
 
     for logger in trainer.loggers:

@@ -1,4 +1,4 @@
-"""The theory in TensorBoard: the operator of each layer of the model, read during training or at its end."""
+"""`TheoryFigures`, a callback that logs the operator of each layer to TensorBoard during or after training."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ from zoo.theory.operator import OperatorError
 from zoo.theory.spectra import operator_norms, spectrum_at
 
 _LOG = logging.getLogger(__name__)
-_SKETCH = 8  # of wide layers: a reading must be quick
+_SKETCH = 8  # size of the sketch of wide layers, for quick readings
 
 
 class TheoryFigures(Callback):
-    """Log, per layer, the operator at a validation example: heat map, spectrum, gradient against distance, heads.
+    """Log the operator of each layer at a validation example: heat map, spectrum, gradient against distance, heads.
 
-    Scalars `theory/layer <i>/heads for <e> %` and `theory/layer <i>/interaction rank`; a picture `theory/layer <i>` of
-    the operator, its spectrum, the gradient and, from the second reading on, the heads, two in a row. Each layer's
-    mixer is read at its input, in float64, on the CPU and on a copy: training and its random draws are not affected.
+    Scalars: `theory/layer <i>/heads for <e> %` and `theory/layer <i>/interaction rank`. At the end, a picture
+    `theory/layer <i>` with the operator, its spectrum, the gradient and, after two readings or more, the heads over
+    training. We read each layer's mixer at its input, on a copy in float64 on the CPU, so that neither training nor its
+    random numbers change.
 
     Args:
-        every_n_steps: optimizer steps between two readings, which begin at the start; the end of fit is always read.
+        every_n_steps: optimizer steps between two readings, from step 0 on. The end of training is always read.
             Default: only the end.
-        max_seq_len: positions of the example that are read, from its start.
-        n_examples: validation examples for the gradient; the rate and its interval need at least five.
+        max_seq_len: number of positions to read, from the start of the example.
+        n_examples: validation examples for the gradient; its rate and interval need at least five.
 
     Raises:
         ValueError: a size below its minimum.
@@ -89,7 +90,7 @@ class TheoryFigures(Callback):
         weights = get_model_state_dict(backbone, options=StateDictOptions(full_state_dict=True)) if sharded else {}
         if not trainer.is_global_zero:
             return
-        # Nothing here takes from torch's generators but the loader's iterator; the fork gives that back.
+        # Only the iterator of the loader draws from torch's generators here; the fork restores them.
         with torch.random.fork_rng(devices=[]):
             inputs = self._examples(trainer)
             if inputs is None:

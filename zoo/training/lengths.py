@@ -1,4 +1,4 @@
-"""Test a trained model on sets of batches, each by itself, such as other lengths: scores, and a curve of them."""
+"""Test a trained model on several sets of batches, such as other sequence lengths, and log the scores as a curve."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ logger = logging.getLogger(__name__)
 Key = TypeVar("Key", bound=Hashable)
 
 Scores = dict[int, float | None]
-"""{length: score}, None for a length that the model cannot take or that was not tested."""
+"""{length: score}; None for a length that the model does not accept or that was not tested."""
 
 
 def scores_apart(
     trainer: L.Trainer, module: SequenceModule, batches: Iterable[tuple[Key, Iterable[Batch]]]
 ) -> dict[Key, dict[str, float | None]]:
-    """Test the module on each set of batches and return its scores; no points are added to its curves.
+    """Test the module on each set of batches and return the scores, without logging them.
 
     Args:
         trainer: runs the tests.
         module: tested with its current weights; no checkpoint is read.
-        batches: pairs of the name of a set and its test batches.
+        batches: pairs of a set's name and its test batches.
 
     Returns:
-        Per set {score: value}, without the scores that are split by facts.
+        {score: value} for each set, without the scores that are split by facts.
     """
     loggers, trainer.loggers = trainer.loggers, []
     results = module.results
@@ -39,7 +39,7 @@ def scores_apart(
         for key, loader in batches:
             module.results = {}
             trainer.test(module, loader, verbose=False)  # pyright: ignore[reportArgumentType]
-            # There are no results if --trainer.limit_test_batches is zero.
+            # With --trainer.limit_test_batches 0 there are no results.
             found = module.results.get("test", {})
             scores[key] = {name: score for name, score in found.items() if not isinstance(score, list)}
     finally:
@@ -50,12 +50,12 @@ def scores_apart(
 def scores_at_lengths(
     trainer: L.Trainer, module: SequenceModule, batches: Iterable[tuple[int, Iterable[Batch]]]
 ) -> Scores:
-    """Return the module's test score at each length; add no points to its curves.
+    """Return the module's test score at each length, without logging the scores.
 
-    A length that the mixers refuse (beyond their `max_seq_len`) is reported in one line of the log and left as a gap.
+    For a length that the mixers do not accept (beyond their `max_seq_len`), log a warning and return None.
 
     Args:
-        trainer: tests.
+        trainer: runs the tests.
         module: tested with its current weights; no checkpoint is read.
         batches: pairs of a length and the test batches at this length.
     """
@@ -72,7 +72,7 @@ def scores_at_lengths(
 
 
 def log_lengths(trainer: L.Trainer, name: str, scores: Mapping[int, float | None]) -> None:
-    """Draw the curve `test_by_length/<name>` in TensorBoard, whose steps are lengths."""
+    """Log the curve `test_by_length/<name>` to TensorBoard, with lengths as steps."""
     for each in trainer.loggers:
         if isinstance(each, TensorBoardLogger) and trainer.is_global_zero:
             for length, score in scores.items():

@@ -1,4 +1,4 @@
-"""Metrics that are exact over a whole split: sums are kept, and divided once at the end."""
+"""Metrics over a whole split: they keep sums over all batches and divide once at the end."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ Results: TypeAlias = dict[str, Any]
 
 
 class Sums(Metric):
-    """A metric of sums over everything seen, on all processes."""
+    """Base class of metrics whose states are sums over all batches and processes."""
 
     full_state_update = False
 
     def keep(self, name: str, size: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> None:
-        """Keep a sum of this name and shape, from zero on."""
+        """Add a state, a sum of this name and shape that starts at zero."""
         self.add_state(name, torch.zeros(size, dtype=dtype), dist_reduce_fx="sum")
 
 
 class Ratio(Sums):
-    """Sum of a part over the sum of a whole, such as squared errors over squared labels; nan if there was nothing.
+    """Ratio of two sums, part / whole, such as squared errors over squared labels; NaN without data.
 
     Args:
         size: shape of both sums.
-        part: dtype of the part. float32 counts exactly up to 2^24 only; int64 exists on every device.
+        part: dtype of the part. Use int64 for counts, which float32 holds exactly only up to 2^24.
         whole: dtype of the whole.
     """
 
@@ -51,7 +51,7 @@ class Ratio(Sums):
 
     def update(self, part: Tensor, whole: Tensor | int) -> None:
         """Add to both sums."""
-        # Not in place: sums of float64 losses are float64.
+        # Not in place, so that sums of float64 losses become float64.
         self.part = self.part + part.detach()
         self.whole = self.whole + whole
 
@@ -61,34 +61,35 @@ class Ratio(Sums):
 
 
 class Mean(Ratio):
-    """Mean over labels, from the means over batches: the last batch may be short."""
+    """Mean over all labels, from means over batches of different sizes."""
 
     def __init__(self) -> None:
         super().__init__(whole=torch.int64)
 
     def update(self, mean: Float[Tensor, ""], labels: int) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Add the mean of a number of labels."""
+        """Add a batch's mean over its `labels` labels."""
         super().update(mean * labels, labels)
 
 
 class Perplexity(Mean):
-    """exp of the mean cross-entropy: the number of equally likely tokens among which choosing would be as hard.
+    """Perplexity, exp of the mean cross-entropy.
 
-    It is computed from the cross-entropies: torchmetrics' own perplexity takes the logarithm of a softmax, and is
-    infinite after one confident error whose probability rounds to zero.
+    torchmetrics' perplexity takes the logarithm of a softmax, so that one confident error whose probability rounds to
+    zero makes it infinite.
     """
 
     def compute(self) -> Float[Tensor, ""]:
-        """Return the perplexity; 1 is certainty."""
+        """Return the perplexity."""
         return super().compute().exp()
 
 
 class MacroAccuracy(Sums):
-    """Mean over the classes of the share of their labels that is right, over everything seen.
+    """Macro-averaged accuracy: the accuracy (recall) of each class, averaged over the classes.
 
-    A class that was guessed but never asked for counts as 0; a class without guess or label does not count. The result
-    equals torchmetrics' `MulticlassAccuracy(n_classes)` with its defaults. Each update of that metric fills a matrix of
-    classes by classes, half a gigabyte at a vocabulary of 8,192; this one keeps three numbers per class.
+    A class that was predicted but never occurs as a label counts as 0; a class without predictions and labels does not
+    count. The result equals torchmetrics' `MulticlassAccuracy(n_classes)` with its defaults. Each update of that metric
+    fills a matrix of classes by classes, half a gigabyte at a vocabulary of 8,192; this one keeps three numbers per
+    class.
 
     Args:
         n_classes: number of classes.
@@ -105,39 +106,39 @@ class MacroAccuracy(Sums):
             self.keep(name, (n_classes,), torch.int64)
 
     def update(self, guesses: Int[Tensor, " answers"], labels: Int[Tensor, " answers"]) -> None:
-        """Count answers; pass only labelled positions, so that every label is a class."""
-        # Not bincount, which waits for the device to tell it the largest class.
+        """Count the guesses at labelled positions; every label must be a class."""
+        # Not bincount, which waits for the device to compute the largest class.
         self.right = self.right.index_add(0, labels, (guesses == labels).long())
         self.asked = self.asked.index_add(0, labels, torch.ones_like(labels))
         self.guessed = self.guessed.index_add(0, guesses, torch.ones_like(labels))
 
     def compute(self) -> Float[Tensor, ""]:
-        """Return the mean, between 0 and 1; nan if there was no label."""
+        """Return the mean, between 0 and 1; NaN without labels."""
         share = self.right / self.asked.clamp(min=1)
         return share[(self.asked > 0) | (self.guessed > 0)].mean()
 
 
 class R2(R2Score):
-    """1 - (sum of squared errors) / (sum of squared deviations from the mean), summed over all channels."""
+    """R², 1 - (sum of squared errors) / (sum of squared deviations from the mean), with sums over all channels."""
 
     def __init__(self) -> None:
         super().__init__(multioutput="variance_weighted")
 
     def update(self, outputs: Tensor, labels: Tensor) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Add a batch; in the widest type, as a sum of squares less the square of a sum loses the digits of both."""
+        """Add a batch, in the widest dtype: the sum of squares minus the squared sum suffers from cancellation."""
         wide = widest(labels.device)
         super().update(outputs.to(wide), labels.to(wide))
 
     def compute(self) -> Float[Tensor, ""]:
-        """Return the share of the variance that is explained; nan if only one position was labelled."""
+        """Return the explained share of the variance; NaN with fewer than two labelled positions."""
         return super().compute() if self.total >= 2 else torch.full((), float("nan"), device=self.total.device)
 
 
 class Bucketed(Ratio):
-    """A ratio by the size of a fact, in buckets whose upper bounds are the powers of two.
+    """A ratio split by a fact, such as distance, in buckets whose upper bounds are powers of two.
 
-    A fact f >= 0 falls in the bucket of the smallest power of two that is at least f (0 and 1 share the first); answers
-    with a negative fact (unknown) are left out.
+    A fact f >= 0 falls into the bucket of the smallest power of two >= f (0 and 1 share the first). Answers with a
+    negative fact (unknown) are ignored.
 
     Args:
         dtype: dtype of the sums.
@@ -149,19 +150,19 @@ class Bucketed(Ratio):
     def update(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, part: Shaped[Tensor, " answers"], whole: Shaped[Tensor, " answers"], fact: Int[Tensor, " answers"]
     ) -> None:
-        """Add the part and the whole of each answer."""
+        """Add part and whole of each answer."""
         bucket = torch.searchsorted(2 ** torch.arange(N_BUCKETS, device=fact.device), fact).clamp(max=N_BUCKETS - 1)
         bucket = torch.where(fact >= 0, bucket, N_BUCKETS)
-        # Masks, as bincount with weights has no deterministic kernel on GPUs.
+        # Masks, because bincount with weights has no deterministic kernel on GPUs.
         super().update(*(torch.stack([(t * (bucket == i)).sum() for i in range(N_BUCKETS)]) for t in (part, whole)))
 
     def by_bound(self) -> dict[int, float]:
-        """{upper bound of the bucket: ratio}, ascending, empty buckets left out."""
+        """Return {upper bound of the bucket: ratio}, ascending, without empty buckets."""
         return {2**i: value for i, value in enumerate(self.compute().tolist()) if value == value}
 
 
 class Scores(nn.Module):
-    """The metrics of one split; its children have the names that they are logged by.
+    """The metrics of one split; the names of its child modules are the logged names.
 
     Args:
         score: name of the score that is split by facts.
@@ -175,17 +176,17 @@ class Scores(nn.Module):
         self.by_fact = nn.ModuleDict({fact: Bucketed(dtype) for fact in facts})
 
     def means(self) -> Iterator[tuple[str, Metric]]:
-        """Return the metrics over the whole split, with their names."""
+        """Return names and metrics of the scores over the whole split."""
         return ((name, metric) for name, metric in self.named_children() if isinstance(metric, Metric))
 
     def split(self, part: Tensor, whole: Tensor, batch: Mapping[str, Tensor], at: Tensor) -> None:
-        """Add the part and the whole of each answer, at the positions `at`, to the metrics by facts."""
+        """Add part and whole of each answer, at the positions `at`, to the scores by fact."""
         for fact, metric in self.by_fact.items():
             assert isinstance(metric, Bucketed)
             metric.update(part, whole, batch[fact].flatten()[at])
 
     def results(self) -> Results:
-        """Return all scores, nested; the metrics by facts begin anew."""
+        """Return all scores, nested, and reset the scores by fact."""
         found: Results = {name: metric.compute().item() for name, metric in self.means()}
         for fact, metric in self.by_fact.items():
             assert isinstance(metric, Bucketed)
@@ -195,7 +196,7 @@ class Scores(nn.Module):
 
 
 class ClassificationScores(Scores):
-    """Loss and accuracies, and with `perplexity` perplexity and bits per token."""
+    """Loss and accuracies; with `perplexity`, also perplexity and bits per token."""
 
     def __init__(self, n_outputs: int, facts: Sequence[str], perplexity: bool) -> None:
         super().__init__("accuracy", facts, torch.int64)
@@ -227,7 +228,7 @@ class ClassificationScores(Scores):
 
 
 class RegressionScores(Scores):
-    """Mean squared error, relative squared error (0 is exact, 1 is the error of predicting zero) and R²."""
+    """Mean squared error, relative squared error (1 is the error of predicting zero) and R²."""
 
     def __init__(self, facts: Sequence[str]) -> None:
         super().__init__("relative_squared_error", facts)

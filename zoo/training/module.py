@@ -1,4 +1,4 @@
-"""The LightningModule: any backbone, trained on any task that comes as plain batches."""
+"""`SequenceModule`, the LightningModule that trains a `Backbone` on batches of tensors."""
 
 from __future__ import annotations
 
@@ -33,20 +33,21 @@ Loss = Literal["cross_entropy", "mse"]
 Batch = Mapping[str, Tensor]
 """inputs: (batch, seq) int64 or (batch, seq, d_input) floating.
 labels: (batch, seq) int64, -100 where unlabelled; for mse (batch, seq, n_outputs) floating, NaN where unlabelled.
-lengths (optional): (batch,) int64, valid positions of each row. One (batch, seq) int64 array for each fact."""
+lengths (optional): (batch,) int64, number of valid positions of each row.
+One (batch, seq) int64 array for each fact."""
 
 LABELLED = "labelled"
-"""Key under which a batch on its way to the device carries the numbers of its labelled positions."""
+"""Key of a batch's labelled positions, added before it moves to the device."""
 
 STREAM_ABOVE = 16_384
-"""Longer sequences are validated and tested in chunks, in memory that does not grow with them but by the state."""
+"""Longer sequences are validated and tested in chunks, so that memory does not grow with length (except the state)."""
 STREAM_CHUNK = 4_096
 
 
 def warmup_cosine(step: int, warmup_steps: int, total_steps: int, final: float) -> float:
-    """Return the factor on the learning rate at optimizer step `step` = 0 .. total_steps - 1.
+    """Return the factor of the learning rate at optimizer step `step` = 0 .. total_steps - 1.
 
-    Rises linearly to 1 over warmup_steps, then falls along half a cosine to `final`, reached at the last step.
+    It rises linearly to 1 over warmup_steps, then falls along half a cosine to `final` at the last step.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
@@ -55,10 +56,10 @@ def warmup_cosine(step: int, warmup_steps: int, total_steps: int, final: float) 
 
 
 class BetweenSteps(Callback):
-    """A callback that `SequenceModule` calls between two batches of training, for which Lightning has no hook.
+    """Base class of callbacks that `SequenceModule` calls between two training batches, where Lightning has no hook.
 
     Raises:
-        TypeError: out of `Trainer.fit`, for another module.
+        TypeError: from `Trainer.fit`, if the module is not a `SequenceModule`.
     """
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -66,43 +67,47 @@ class BetweenSteps(Callback):
             raise TypeError(f"{type(self).__name__} needs a SequenceModule, got {type(pl_module).__name__}")
 
     def between_steps(self, trainer: L.Trainer) -> None:
-        """Run after a batch is done and logged, and after a validation that is due, before the next batch begins."""
+        """Run between two batches: after logging and any validation that is due, before the next batch."""
 
 
 class SequenceModule(L.LightningModule):
-    """A backbone with its loss, metrics and optimizer. Every hyper-parameter is plain data.
+    """A backbone with its loss, metrics and optimizer.
 
-    So a checkpoint describes its own content: `SequenceModule.load_from_checkpoint(path)` needs no data module, and
-    `zoo.load` needs no lightning.
+    All hyper-parameters are plain data and stored in checkpoints. So `SequenceModule.load_from_checkpoint(path)` needs
+    no data module, and `zoo.load` does not need Lightning.
 
-    It logs `<stage>/loss` and `<stage>/accuracy` (`<stage>/relative_squared_error` for mse), for stage train (each
-    step), val and test (over the split); for val and test also `accuracy_macro`, the mean over the classes of their
-    accuracies, and `sequence_accuracy`, the share of sequences whose every label is answered (`r2` for mse), and with
-    perplexity `perplexity` and `bits_per_token`. If mixers have losses of their own (dsa), their mean is added to the
-    training loss and logged as `train/own_loss`. With experts also `train/balance_loss` and
-    `train/load/layer<l>/expert<e>`, the share of positions that it served. The scores of the last validation and test
-    are in `results`, nested; the test's are also split by facts.
+    Logged in training at each step, in validation and test over the split, as `<stage>/<name>`:
+
+    - `loss`, and `accuracy` (`relative_squared_error` for mse).
+    - In validation and test also `accuracy_macro`, the mean of the classes' accuracies, and `sequence_accuracy`, the
+      share of sequences with all labels right (`r2` for mse). With the option perplexity, `perplexity` and
+      `bits_per_token`.
+    - In training `own_loss`, the mean of the losses that mixers define (dsa), which is added to the training loss. With
+      experts, `balance_loss` and `load/layer<l>/expert<e>`, the share of positions that chose the expert.
+
+    The scores of the last validation and test are in `results`, nested; test scores are also split by facts.
 
     Args:
-        balance_weight: weight, in the training loss, of the experts' load-balance loss (a mean over the expert layers).
+        balance_weight: weight of the experts' load-balancing loss (the mean over the expert layers).
         loss: cross_entropy or mse, over the labelled positions.
-        facts: names of the batch's arrays that the test score is split by, such as distance.
-        perplexity: report the perplexity and the bits per token of the labels.
+        facts: names of the batch's arrays by which test scores are split, such as distance.
+        perplexity: whether to report perplexity and bits per token.
         seed: seed of the initial weights.
         lr: learning rate at the end of the warm-up.
-        slow_lr: factor on it for the parameters that a mixer lists in `slow`, its dynamics: the authors of S4D, S5 and
-            LRU train them at a tenth to a half of the rate, those of RWKV at twice the rate; None trains all at lr.
+        slow_lr: factor of the learning rate for parameters that mixers list in `slow`, which are mostly their dynamics.
+            The authors of S4D, S5 and LRU use 0.1 to 0.5, the authors of RWKV 2. None trains all parameters at lr.
         optimizer: a class of torch.optim, such as AdamW or SGD, or your own: `package.module:Class`.
-        weight_decay: decay of matrices; none of norms, biases, embeddings and some parameters of mixers.
+        weight_decay: weight decay of matrices, except embeddings and parameters that mixers list in `undecayed`; norms
+            and biases have none.
         beta1: decay rate of the mean gradient: the first of the optimizer's betas, or its momentum.
-        beta2: decay rate of the squared gradient, for optimizers that have betas.
-        warmup_steps: optimizer steps of linear warm-up; a cosine follows.
-        final_lr: where the cosine ends, as a fraction of lr.
+        beta2: decay rate of the squared gradient, for optimizers with betas.
+        warmup_steps: optimizer steps of linear warm-up, before the cosine.
+        final_lr: learning rate at the end of the cosine, as a fraction of lr.
         compile: run the backbone through torch.compile.
-        **model: the options of `Backbone`: mixer, n_outputs, vocab_size or d_input, d_model, n_layers and so on.
+        **model: options of `Backbone`: mixer, n_outputs, vocab_size or d_input, d_model, n_layers and so on.
 
     Raises:
-        ValueError: a hyper-parameter out of range, or an option that `Backbone` refuses.
+        ValueError: a hyper-parameter out of range, or an option that `Backbone` rejects.
     """
 
     def __init__(
@@ -133,17 +138,17 @@ class SequenceModule(L.LightningModule):
                 raise ValueError(f"{name} must lie in [0, 1), got {beta}")
         with seeded(seed):
             self.backbone = Backbone(**model)
-        model, facts = self.backbone.options, list(facts)  # all of them, defaults too
-        # logger=False: `write_hparams` tells TensorBoard of those that runs are compared by.
+        model, facts = self.backbone.options, list(facts)  # all options, with their defaults
+        # logger=False, because `write_hparams` writes the options to compare runs by.
         self.save_hyperparameters(logger=False)
         if compile:
-            # In place: a compiled wrapper would put its own prefix before every key of the state_dict.
+            # In place, because a compiled wrapper would add a prefix to the keys of the state_dict.
             self.backbone.compile()
         n_outputs = self.backbone.n_outputs
-        self._optimizer()  # an optimizer that does not fit is refused before anything is written
+        self._optimizer()  # raises for an invalid optimizer before anything is written
         self.loss: Loss = loss
         self.balance_weight = balance_weight
-        # Scores are split by facts at test alone.
+        # Only test scores are split by facts.
         self.scores = nn.ModuleDict(
             {
                 stage: ClassificationScores(n_outputs, split_by, perplexity)
@@ -153,7 +158,7 @@ class SequenceModule(L.LightningModule):
             }
         )
         self.results: dict[str, Results] = {}
-        """The scores of the last validation and test, nested, by stage: "val", "test"."""
+        """Scores of the last validation and test by stage ("val", "test"), nested."""
 
     def forward(
         self, inputs: Shaped[Tensor, "batch seq *d_input"], lengths: Tensor | None = None
@@ -164,7 +169,7 @@ class SequenceModule(L.LightningModule):
     def predict_labelled(
         self, batch: Batch
     ) -> tuple[Float[Tensor, "n n_outputs"], Shaped[Tensor, "*n_outputs"], Int[Tensor, " n"]]:
-        """Return outputs (at least float32) and labels at the n positions of `labelled`, and these positions."""
+        """Return outputs (at least float32) and labels at the n labelled positions, and these positions."""
         inputs, labels, lengths = batch["inputs"], batch["labels"], batch.get("lengths")
         at = batch[LABELLED] if LABELLED in batch else self.labelled(batch)
         chunks = inputs.shape[1] > STREAM_ABOVE and self.backbone.layers.streams
@@ -177,9 +182,9 @@ class SequenceModule(L.LightningModule):
         return _at_least_float32(outputs), labels.flatten(0, 1)[at], at
 
     def labelled(self, batch: Batch) -> Int[Tensor, " labelled"]:
-        """Return the numbers row * seq + position of the labelled positions, row by row.
+        """Return the indices row * seq + position of the labelled positions, row by row.
 
-        Their count is a value: where the labels are not on the CPU, the host waits for the device.
+        If the labels are not on the CPU, the host waits for the device, which counts them.
         """
         labels, lengths = batch["labels"], batch.get("lengths")
         at = labels != UNLABELLED if self.loss == "cross_entropy" else ~labels[:, :, 0].isnan()
@@ -190,7 +195,7 @@ class SequenceModule(L.LightningModule):
     def _stream(
         self, inputs: Shaped[Tensor, "batch seq *d_input"], at: Int[Tensor, " selected"]
     ) -> Float[Tensor, "selected n_outputs"]:
-        """`backbone(inputs, None, at)`, chunk by chunk."""
+        """Compute `backbone(inputs, None, at)` chunk by chunk."""
         row, position = at // inputs.shape[1], at % inputs.shape[1]
         outputs, state, first = at.new_empty(0), None, 0
         for x in inputs.split(STREAM_CHUNK, 1):
@@ -202,7 +207,7 @@ class SequenceModule(L.LightningModule):
         return outputs
 
     def setup(self, stage: str) -> None:
-        # Lightning warns that it calls this module's hook and not the data module's.
+        # Lightning warns that this module's hook takes precedence over the data module's.
         warnings.filterwarnings("ignore", "You have overridden `on_before_batch_transfer` in `LightningModule`")
 
     def configure_model(self) -> None:
@@ -211,9 +216,9 @@ class SequenceModule(L.LightningModule):
             shard(self.backbone, self.device_mesh["data_parallel"])
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Find the labelled positions where they cost no wait: on the host, before the batch moves to the device.
+        """Find the labelled positions on the host, before the batch moves to the device, to avoid waiting for it.
 
-        In training also call the callbacks that save or stop between two batches: from here Lightning resumes exactly.
+        In training, also call the `BetweenSteps` callbacks: Lightning resumes exactly from a checkpoint written here.
         """
         for callback in self.trainer.callbacks if self.trainer.training else ():  # pyright: ignore[reportAttributeAccessIssue]
             if isinstance(callback, BetweenSteps):
@@ -254,7 +259,7 @@ class SequenceModule(L.LightningModule):
         """Build the optimizer and the schedule `warmup_cosine`.
 
         Raises:
-            ValueError: the trainer has no max_steps and no max_epochs, so that the cosine has no end.
+            ValueError: the trainer has neither max_steps nor max_epochs, which the cosine needs.
         """
         h, optimizer = self.hparams, self._optimizer()
         total = self.trainer.estimated_stepping_batches
@@ -266,7 +271,7 @@ class SequenceModule(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _optimizer(self) -> torch.optim.Optimizer:
-        """Build the optimizer with groups of parameters: decayed or spared, slow or not."""
+        """Build the optimizer with groups of parameters: with or without weight decay, slow or not."""
         h = self.hparams
         spared, slow, factor = self.backbone.no_weight_decay(), set(), 1.0
         if h["slow_lr"] is not None:
@@ -290,7 +295,7 @@ class SequenceModule(L.LightningModule):
         return cls([g for g in groups if g["params"]], lr=h["lr"], **means)
 
     def _balance(self) -> Tensor | None:
-        """Return the experts' part of the loss, None without experts; logs it, unweighted, and each expert's load."""
+        """Return the weighted load-balancing loss, None without experts; log it unweighted, and each expert's load."""
         losses = []
         for layer, block in enumerate(self.backbone.layers.chain()):
             experts = block.channel if isinstance(block, ResidualBlock) else None
@@ -306,25 +311,25 @@ class SequenceModule(L.LightningModule):
 
     @property
     def score_name(self) -> str:
-        """The score that is logged besides the loss."""
+        """Name of the score that is logged besides the loss."""
         return "accuracy" if self.loss == "cross_entropy" else "relative_squared_error"
 
     def _share(self, n: int, dtype: torch.dtype) -> Tensor | float:
-        """Return this process's n labels over the average of all processes, 1 for a single process.
+        """Return this process's number of labels n over the mean of all processes; 1 for a single process.
 
-        Gradients and logged numbers are means over the processes: weighed by this they are means over all labels.
+        Gradients and logged numbers are means over the processes. With this weight they are means over all labels.
         """
         if _n_processes() == 1:
             return 1.0
-        # Filled on the device: a copy of a number from the host waits for it.
+        # Filled on the device, because copying a number from the host would wait for it.
         total = self.trainer.strategy.reduce(torch.full((), n, dtype=dtype, device=self.device), reduce_op="sum")
         assert isinstance(total, Tensor)
         return n * _n_processes() / total.clamp(min=1)
 
     def _judge(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return loss, and accuracy or relative squared error, of a batch; zeros of no weight if it is empty."""
+        """Return loss, and accuracy or relative squared error, of a batch; zeros if it has no labels."""
         if labels.numel() == 0:
-            # One of several devices may get no row of the last batch: a mean over nothing would be nan for all.
+            # One of several devices may get no row of the last batch. A mean over nothing would be NaN on all devices.
             return outputs.sum(), outputs.detach().sum()
         if self.loss == "cross_entropy":
             return F.cross_entropy(outputs, labels), (outputs.argmax(-1) == labels).float().mean()
@@ -345,7 +350,7 @@ class SequenceModule(L.LightningModule):
 
 
 def _n_processes() -> int:
-    """Count the processes of this training run; 1 also without a trainer."""
+    """Return the number of processes of this run; 1 without a process group."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     return torch.distributed.get_world_size() if distributed else 1
 

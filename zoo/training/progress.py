@@ -1,4 +1,4 @@
-"""The progress bar of a run."""
+"""The progress bar of a training run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tqdm.auto import tqdm
 TITLE = "training"
 SHOWN = ("train/loss", "train/accuracy", "val/accuracy", "val/relative_squared_error")
 NARROW, NARROW_BAR = 110, "{l_bar}{bar}| {n_fmt}/{total_fmt} [{remaining} left{postfix}]"
-"""Columns below which the bar would be too short to read beside speed and training accuracy, and its format there."""
+"""Terminals with fewer columns get a shorter format, without speed and training accuracy."""
 OPS = logging.getLogger("zoo.ops")
 
 
 class Progress(Callback):
-    """One bar over the optimizer steps of the whole run, with loss and accuracy every `every` steps.
+    """A bar over the optimizer steps of the whole run, with loss and accuracy every `every` steps.
 
-    During a step its title is the latest message of `zoo.ops`, such as that a kernel is compiled for some seconds.
+    During a step the title shows the latest log message of `zoo.ops`, for example while a kernel compiles.
 
     Args:
         every: optimizer steps between two updates of loss and accuracy.
@@ -52,7 +52,7 @@ class Progress(Callback):
             unit=" steps",
             ncols=columns,
             bar_format=NARROW_BAR if self._is_narrow else None,
-            # A log file gets a line now and then, a terminal a bar that moves.
+            # A log file gets fewer updates than a terminal.
             mininterval=0.1 if sys.stderr.isatty() else 3,
             disable=not trainer.is_global_zero,
         )

@@ -1,4 +1,4 @@
-"""Sharded training in Lightning: FSDP2, whose checkpoints are those of one device."""
+"""A Lightning strategy for sharded training (FSDP2), with the same checkpoints as on one device."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 SHARDED = "model_parallel"
-"""Name of the strategy in Lightning's registry; an object would not be allowed every precision."""
+"""Name of the strategy in Lightning's registry: Lightning allows some precisions only for strategies given by name."""
 
 
 class Sharded(ModelParallelStrategy):
-    """Shard parameters, gradients and optimizer state over all devices; `SequenceModule.configure_model` does so.
+    """Shard parameters, gradients and optimizer state over all devices (by `SequenceModule.configure_model`).
 
-    A checkpoint is one file with whole tensors, written by the first process, in the order of parameters of an
-    optimizer on one device. So it loads on any number of devices, with any strategy.
+    The first process writes a checkpoint as one file with whole tensors, in the parameter order of an optimizer on one
+    device. So it can be loaded on any number of devices, with any strategy.
     """
 
     def __init__(self) -> None:
@@ -32,13 +32,13 @@ class Sharded(ModelParallelStrategy):
         return True
 
     def setup_environment(self) -> None:
-        # A state is often a view; neither it nor an output is changed in place.
+        # The warning is about views as outputs, such as states; none of them is changed in place.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module")
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the state with whole tensors on the CPU; all processes must call it, and only the first keeps them."""
+        """Return the state with whole tensors on the CPU, on the first process; all processes must call this method."""
 
         def whole(t: Tensor, _: Tensor) -> Tensor:
             if not isinstance(t, DTensor):
@@ -62,14 +62,14 @@ class Sharded(ModelParallelStrategy):
 
 
 def _part(t: Tensor, p: Tensor) -> Tensor:
-    """Return this process's part of an optimizer's tensor that has the shape of a sharded parameter."""
+    """Return this process's shard of an optimizer's tensor, if its parameter is sharded and has its shape."""
     if not isinstance(p, DTensor) or t.shape != p.shape:
         return t
     return distribute_tensor(t.to(p.device), p.device_mesh, p.placements, src_data_rank=None)
 
 
 def _mapped(fn: Callable[[Tensor, Tensor], Tensor], state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-    """Return an optimizer's state_dict with its tensors mapped, given the parameters that they belong to."""
+    """Map the tensors of an optimizer's state_dict by `fn(tensor, its parameter)`."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     mapped = {
         number: {name: fn(t, parameters[number]) if isinstance(t, Tensor) else t for name, t in entries.items()}
