@@ -83,7 +83,7 @@ def test_an_adapter_of_a_file_teaches_a_protocol(
     [
         (["attentoin"], "did you mean 'attention'"),
         (["torch.nn:LTSM"], "did you mean 'LSTM'"),
-        (["lstm", "--option", "d_inner"], "--option takes NAME=VALUE, got 'd_inner'"),
+        (["lstm", "--option", "d_inner"], "--option needs NAME=VALUE, got 'd_inner'"),
         (["attention", "--option", "n_heads=3"], "attention cannot be built"),
         (["lstm", "--dtype", "int8"], "--dtype must be one of float32"),
         (["lstm", "--device", "nowhere"], "device 'nowhere' cannot be used"),

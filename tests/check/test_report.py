@@ -104,10 +104,10 @@ def test_properties_parametrise_a_test(each: Any) -> None:
 @pytest.mark.parametrize(
     ("target", "setting", "words"),
     [
-        (Recurrence(8), {"options": {"d_conv": 2}}, "this is a module"),
+        (Recurrence(8), {"options": {"d_conv": 2}}, "the target is a module"),
         (Recurrence(8), {"d_model": 6}, "Recurrence does not take (batch, seq, d_model) (2, 40, 6)"),
         (3, {}, "got int"),
-        (lambda: 3, {}, "it makes int"),
+        (lambda: 3, {}, "got int"),
         (lambda d: nn.LSTM(d, d), {}, "batch_first=True"),
         (lambda d: nn.Flatten(), {}, "does not take"),
         (

@@ -1,9 +1,9 @@
-"""The contract of a sequence mixer as properties that any module can be checked for. Names are imported when used.
+"""Check any module against the contract of a sequence mixer, a list of properties. Names are imported on first use.
 
-    report = zoo.check.check(module, d_model=64)   every property, as plain data
-    zoo.check.properties()                         the properties, to parametrise a test suite
+    report = zoo.check.check(module, d_model=64)   check all properties; the report is plain data
+    zoo.check.properties()                         all properties, to parametrise a test suite
 
-A new property is a function under the decorator `checks` of `zoo.check.property`, in the file of its topic.
+To add a property, write a function with the decorator `checks` of `zoo.check.property` in the file of its topic.
 """
 
 from __future__ import annotations

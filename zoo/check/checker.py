@@ -1,4 +1,4 @@
-"""`check`: every property of one module, in a report."""
+"""`check`: check all properties of a module and return a report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, get_args
 from torch import nn
 
 from zoo.adapters.factories import Factory
-from zoo.check import (  # noqa: F401 - they register
+from zoo.check import (  # noqa: F401 - importing them registers their properties
     calls,
     compilers,
     gradients,
@@ -26,7 +26,7 @@ from zoo.errors import unknown
 
 
 def properties(*names: str) -> tuple[Property, ...]:
-    """Return all properties, or the named ones; parametrise a test with them.
+    """Return all properties, or those with the given names, for example to parametrise a test.
 
     Raises:
         ValueError: an unknown property.
@@ -47,20 +47,20 @@ def check(
     progress: Callable[[str], None] | None = None,
     **setting: Any,
 ) -> Report:
-    """Check a module against the whole contract of a sequence mixer.
+    """Check a module against the contract of a sequence mixer.
 
     Args:
         target: a module, a class or function that makes one, or a name; see `zoo.check.Subject`.
         d_model: width of the input.
-        only: a property's name, or several; default all.
-        progress: called with each property's name before it is checked.
-        **setting: seq_len, options, device, dtype, adapter, looks_ahead, seed and thorough, arguments of `Subject`.
+        only: name or names of properties to check; default all.
+        progress: called with each property's name before its check.
+        **setting: other arguments of `Subject`: seq_len, options, device, dtype, adapter, looks_ahead, seed, thorough.
 
     Returns:
-        The report: findings as plain data.
+        The report.
 
     Raises:
-        ValueError: sizes, options or a module that cannot be checked; an unknown property.
+        ValueError: invalid sizes or options, a module that cannot be checked, an unknown property.
     """
     chosen = properties(*([only] if isinstance(only, str) else only))
     subject = Subject(target, d_model=d_model, **setting)

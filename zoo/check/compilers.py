@@ -1,4 +1,4 @@
-"""Properties of compilation: torch.compile and torch.export give what eager code gives."""
+"""Properties of compilation: torch.compile and torch.export give the outputs of eager code."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from zoo.check.property import checks
 from zoo.check.subject import Subject
 
 _BACKEND = "aot_eager_default_partitioner"
-"""Runs both traced passes as they are. "aot_eager" would import the code generator first, which takes seconds."""
+"""Runs the traced forward and backward passes eagerly; unlike "aot_eager" it does not import the code generator, which
+takes seconds."""
 
 
 @checks("compilers", slow=True)
 def compiles(subject: Subject) -> Outcomes:
-    """Check that compiled forward and backward passes equal eager ones, without a code generator."""
+    """Check that traced forward and backward passes of torch.compile equal eager ones (no code is generated)."""
     module, x = subject.module(), subject.draw(seq_len=subject.fitting(8)).requires_grad_()
     did = "the module was compiled by torch.compile"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the tracers, about their internals
+        warnings.simplefilter("ignore")  # warnings of the tracers about their internals
         torch.compiler.reset()
         whole = torch.compile(lambda x: subject.whole(module, x), backend=_BACKEND, fullgraph=True)
         graphs = "one graph"
         try:
             y = whole(x)
-        except Exception:  # noqa: BLE001 - whatever the tracer raises: a graph may break, the result must not
+        except Exception:  # noqa: BLE001 - the tracer may raise anything; graph breaks are allowed
             graphs = "several graphs"
             torch.compiler.reset()
             whole = torch.compile(lambda x: subject.whole(module, x), backend=_BACKEND)
@@ -41,7 +42,7 @@ def compiles(subject: Subject) -> Outcomes:
             with attempting(f"{did}; a backward pass", "the gradients of eager code"):
                 (a,) = torch.autograd.grad(y.square().sum(), x, materialize_grads=True)
             (b,) = torch.autograd.grad(expected.square().sum(), x, materialize_grads=True)
-            seen.append(equal(f"{did}; gradients for the input", a, b))
+            seen.append(equal(f"{did}; gradient of the input", a, b))
         torch.compiler.reset()
     for each in seen:
         yield replace(each, did=f"{each.did}, in {graphs}")
@@ -49,10 +50,10 @@ def compiles(subject: Subject) -> Outcomes:
 
 @checks("compilers", slow=True)
 def exports(subject: Subject) -> Outcomes:
-    """Check that an exported program gives the outputs of the module, at least at the length of its example."""
+    """Check that an exported program gives the module's outputs for another sequence of the example's length."""
     n, plain = subject.fitting(12), subject.plain()
     x, other = subject.draw(seq_len=n), subject.draw(seq_len=n, seed=2)
-    did = "the module was exported by torch.export, and another sequence of that length went through the program"
+    did = "the module was exported by torch.export, and the program was run on another sequence of this length"
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         with attempting(did, "the outputs of the module"), _unless_branching():
@@ -63,10 +64,10 @@ def exports(subject: Subject) -> Outcomes:
 
 @contextmanager
 def _unless_branching() -> Iterator[None]:
-    """Turn the tracer's error about a condition on numbers into a reason why the property does not apply."""
+    """Turn the tracer's error about data-dependent control flow into NotApplicableError."""
     try:
         yield
     except Exception as error:
         if "data-dependent" in str(error).lower() or "DataDependent" in type(error).__name__:
-            raise NotApplicableError("the module branches on its numbers, which no program can follow") from error
+            raise NotApplicableError("the module has data-dependent control flow, which cannot be exported") from error
         raise

@@ -1,4 +1,4 @@
-"""The result of a check: findings, and the report that holds them, as plain data."""
+"""Results of a check: findings and reports, as plain data."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ Verdict = Literal["passed", "failed", "not_applicable"]
 
 
 class ConformanceError(AssertionError):
-    """A property does not hold; the message is the finding, with the command that reproduces it."""
+    """A property does not hold; the message is the finding and the command that reproduces it."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One property of one module.
+    """The verdict on one property of a module.
 
     Attributes:
         property: name of the property.
         verdict: passed, failed or not_applicable.
-        detail: one line: what was done, what came out, what was expected, by how much.
-        reproduce: the command that checks this property of this module again.
-        measured: the numbers behind it, as plain data.
+        detail: one line with the test, its result, and for failures the expected result.
+        reproduce: the command that checks this property again.
+        measured: the measured numbers, as plain data.
     """
 
     property: str
@@ -49,7 +49,7 @@ class Report:
     Attributes:
         target: name of the module.
         setting: d_model, seq_len, options, device, dtype, seed, protocol, torch's version.
-        findings: one for each property.
+        findings: one finding per property.
     """
 
     target: str
@@ -62,7 +62,7 @@ class Report:
         return tuple(finding for finding in self.findings if finding.verdict == "failed")
 
     def raise_if_failed(self) -> None:
-        """Raise ConformanceError with every failed finding; do nothing if all properties hold."""
+        """Raise ConformanceError with all failed findings, if any."""
         if self.failed:
             found = "\n\n".join(map(str, self.failed))
             raise ConformanceError(f"{self.target}: {len(self.failed)} of {len(self.findings)} fail\n\n{found}")

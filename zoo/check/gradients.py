@@ -1,4 +1,4 @@
-"""The property of gradients: a backward pass, written by hand or not, gives the derivative of the forward pass."""
+"""The property `gradients`: the backward pass gives the derivative of the forward pass."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from zoo.check.property import checks
 from zoo.check.subject import Subject
 
 _LENGTH = 130
-"""Positions, more than two chunks of 64: what a chunk passes to the one before it counts."""
+"""Sequence length: more than two chunks of 64, so that gradients between chunks matter."""
 
 
 class Step(NamedTuple):
-    size: float  # of the difference, relative to the tensor
-    error: float  # that is allowed, relative to the derivative
-    rounding: float  # of a sum of the outputs, relative to their norm
+    size: float  # step of the finite difference, relative to the tensor
+    error: float  # allowed error, relative to the derivative
+    rounding: float  # roundoff of a sum of the outputs, relative to their norm
 
 
 STEPS = {
     torch.float64: (Step(1e-7, 1e-4, 7e-15), Step(1e-4, 1e-2, 1e-6)),
     torch.float32: (Step(1e-2, 5e-2, 4e-6), Step(1e-4, 1e-2, 1e-6)),
 }
-"""By the dtype that a module computes in. The second step decides if the two disagree: then the first meets jumps, of a
-hard choice or of the roundings in a part that computes in float32."""
+"""Two steps for each dtype of a module. If their differences disagree, the second step decides: the first one met
+discontinuities, from hard choices or from roundoff in a part that computes in float32."""
 
 
 @checks("calls")
 def gradients(subject: Subject) -> Outcomes:
-    """Check that the gradients of input and parameters are derivatives, by central differences along random directions.
+    """Check the gradients of input and parameters against central differences along random directions.
 
-    In float64, if the module computes in it, and in float32, for which kernels are written. Through states they are
-    those of the whole sequence, by the property `stream_gradients`.
+    We check float64, if the module supports it, and float32, for which kernels are written. The property
+    `stream_gradients` compares gradients through states with gradients of the whole sequence.
     """
     dtype = finest(subject)
     if dtype not in STEPS:
-        raise NotApplicableError(f"differences tell nothing in {dtype}")
+        raise NotApplicableError(f"finite differences are too inexact in {dtype}")
     for each in dict.fromkeys((dtype, torch.float32)):
         yield from _derivatives(subject, each)
 
 
 def _derivatives(subject: Subject, dtype: torch.dtype) -> Outcomes:
-    """Compare derivatives with differences, in a dtype."""
+    """Compare derivatives with finite differences in a dtype."""
     module, (first, further) = subject.module(dtype), STEPS[dtype]
     x = subject.draw(seq_len=_LENGTH if subject.takes(_LENGTH) else None, dtype=dtype).requires_grad_()
     y = subject.whole(module, x)
@@ -65,8 +65,8 @@ def _derivatives(subject: Subject, dtype: torch.dtype) -> Outcomes:
 
     weighted = (y * weights).detach().double()
 
-    def told(t: Tensor, direction: Tensor, derivative: float, step: Step) -> tuple[float, float, float]:
-        """Return the difference, how far its two sides are from it, and the error that roundoff explains."""
+    def measured(t: Tensor, direction: Tensor, derivative: float, step: Step) -> tuple[float, float, float]:
+        """Return the central difference, half the gap between the one-sided ones, and the allowed error."""
         by, here = step.size * direction, float(weighted.sum())
         ahead, behind = (moved(t, by) - here) / step.size, (here - moved(t, -by)) / step.size
         difference = (ahead + behind) / 2
@@ -78,14 +78,14 @@ def _derivatives(subject: Subject, dtype: torch.dtype) -> Outcomes:
         derivative = float((real(found[seed]).double() * direction.double()).sum())
         if t.is_complex():
             direction = torch.view_as_complex(direction)
-        difference, _, allowed = told(t, direction, derivative, first)
+        difference, _, allowed = measured(t, direction, derivative, first)
         if abs(difference - derivative) > allowed:
-            again, apart, bound = told(t, direction, derivative, further)
+            again, apart, bound = measured(t, direction, derivative, further)
             if abs(again - difference) > allowed:
                 difference, allowed = again, bound + apart
         yield Outcome(
             abs(difference - derivative) <= allowed,
-            f"the derivative along a random direction of {name} was taken in {dtype}",
-            f"{derivative:.5g} by the backward pass, {difference:.5g} by a difference",
+            f"derivative along a random direction of {name} in {dtype}",
+            f"{derivative:.5g} by the backward pass, {difference:.5g} by a finite difference",
             f"equal up to {allowed:.1g}",
         )

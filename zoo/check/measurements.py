@@ -1,4 +1,4 @@
-"""The operator of a module with `coefficient` marks, and measurements: rank, cost, state size, gradient decay."""
+"""The property `operator` (needs `coefficient` marks), and measurements: rank, costs, state size, gradient decay."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from zoo.theory.rank import effective_rank, heads_needed, operator_spectrum, spe
 from zoo.theory.state_size import effective_state_size
 
 _LENGTH = 12
-_WIDEST = 32  # d_model up to which the whole operator is read: some seconds
+_WIDEST = 32  # maximum d_model for reading the whole operator, which takes some seconds
 _COST_LENGTHS = (128, 256, 512)
 _PROFILE_LENGTH = 128
 _STATE_LENGTHS = (16, 64)
 
 MARKING = (
-    "the module has no zoo.coefficient.coefficient marks: put coefficient(t) around whatever depends on the input and "
-    "is not what is mixed over time (queries and keys, gates, decays, 1/rms), in code that makes no random choice"
+    "the module has no zoo.coefficient.coefficient marks: wrap everything that depends on the input, except the values "
+    "that are mixed, in coefficient(t): queries and keys, gates, decays, 1/rms; the code must be deterministic"
 )
 
 
 @checks("operator")
 def operator(subject: Subject) -> Outcomes:
-    """Check that the operator that is read off the module gives its output: W x + c = y."""
+    """Check that the operator read off the module reproduces its output: W x + c = y."""
     read, x, y = _read(subject)
     share = float(read.offset.norm() / y.norm()) if bool(y.any()) else 0.0
-    seen = equal(f"W and c were read at {_LENGTH} positions and applied to them", read.apply(x), y)
+    seen = equal(f"W and c were read for an input of {_LENGTH} positions and applied to it", read.apply(x), y)
     yield replace(seen, found=f"{seen.found}; |c| / |y| = {share:.2g}")
 
 
 @checks("operator", measures=True)
 def rank(subject: Subject) -> Outcomes:
-    """Measure interaction rank, heads needed for an error, and the effective state size half way."""
+    """Measure interaction rank, heads needed for a given error, and effective state size in the middle."""
     read, _, _ = _read(subject)
     spectrum, half = operator_spectrum(read.operator[0]), _LENGTH // 2
     state = int(effective_state_size(read.operator[0], [half]).rank)
@@ -57,19 +57,19 @@ def rank(subject: Subject) -> Outcomes:
 
 
 def _read(subject: Subject) -> tuple[Interaction, Tensor, Tensor]:
-    """Return W and c in float64, with the input and the output that they belong to.
+    """Return W and c in float64, with their input and output.
 
     Raises:
-        NotApplicableError: the module has no marks and is not affine, or is too wide to be read whole.
+        NotApplicableError: the module has no marks and is not affine, or is too wide.
     """
     if subject.d_model > _WIDEST:
-        raise NotApplicableError(f"the whole operator is read up to d_model {_WIDEST}: check at a smaller width")
+        raise NotApplicableError(f"the operator is read only up to d_model {_WIDEST}: check a smaller width")
     plain, x = subject.plain(torch.float64), subject.draw(1, _LENGTH, dtype=torch.float64)
     try:
         with torch.no_grad(), recording() as tape:
             plain(x)
     except Exception as error:  # a foreign module may raise anything
-        raise NotApplicableError(f"W is read in float64, which it refuses: {describe_error(error)}") from error
+        raise NotApplicableError(f"W is read in float64, which the module refuses: {describe_error(error)}") from error
     try:
         read = interaction(plain, x)
     except (OperatorError, ValueError, RuntimeError):
@@ -82,7 +82,7 @@ def _read(subject: Subject) -> tuple[Interaction, Tensor, Tensor]:
 
 @checks("measurements", measures=True, slow=True)
 def costs(subject: Subject) -> Outcomes:
-    """Measure how time and memory of a forward and backward pass grow with length, as exponents."""
+    """Measure the exponents with which time and memory of a forward and backward pass grow with length."""
     try:
         cost = complexity(subject.plain(), _COST_LENGTHS, repeats=2)
     except (ValueError, RuntimeError, IndexError) as error:
@@ -99,7 +99,7 @@ def costs(subject: Subject) -> Outcomes:
 
 @checks("measurements", measures=True)
 def state_size(subject: Subject) -> Outcomes:
-    """Measure the bytes of the state after a short and after a longer sequence."""
+    """Measure the size of the state after a short and a longer sequence."""
     subject.require_stream()
     module, sizes = subject.module(), {}
     own = {id(p) for p in module.parameters()}
@@ -110,13 +110,13 @@ def state_size(subject: Subject) -> Outcomes:
         sizes[n] = sum(held.values())
     first, last = sizes.values()
     found = f"{last} bytes, the same at both lengths" if first == last else f"{first} and {last} bytes: it grows"
-    did = f"a row of {_STATE_LENGTHS[0]} and one of {_STATE_LENGTHS[1]} positions were streamed"
+    did = f"{_STATE_LENGTHS[0]} and {_STATE_LENGTHS[1]} positions were streamed"
     yield _measured(did, found, {"bytes": sizes})
 
 
 @checks("measurements", measures=True)
 def gradient_decay(subject: Subject) -> Outcomes:
-    """Measure the gradient against distance: the norm of d y_n / d x_(n - tau), and its rate on random input."""
+    """Measure how the gradient decays with distance tau: the norm of d y_n / d x_(n - tau) on random input."""
     try:
         profile = gradient_profile(subject.plain(), seeds=FEWEST_SEEDS, seq_len=_PROFILE_LENGTH)
     except (OperatorError, ValueError, RuntimeError, IndexError) as error:
@@ -132,8 +132,8 @@ def gradient_decay(subject: Subject) -> Outcomes:
         measured["rate"] = rate.rate
     except ValueError:
         reach = int((median > 0).nonzero().max()) if bool((median > 0).any()) else 0
-        found = f"no rate, the reach is too short: the gradient ends after {reach} positions"
-    yield _measured(f"gradients of the last of {_PROFILE_LENGTH} positions were taken", found, measured)
+        found = f"no decay rate: the gradient vanishes beyond {reach} positions"
+    yield _measured(f"gradient of the last of {_PROFILE_LENGTH} outputs", found, measured)
 
 
 def _measured(did: str, found: str, measured: dict[str, Any]) -> Outcome:

@@ -1,4 +1,4 @@
-"""The outcome of one trial of a property, and the comparisons that decide it: equal up to roundoff, or not."""
+"""Outcomes of the tests of a property, and comparisons up to roundoff."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from zoo.errors import raised_at
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one trial.
+    """The outcome of one test of a property.
 
     Attributes:
-        passed: whether the result is the expected one.
-        did: what was done to the module.
-        found: the result, with its size.
-        expected: the result that a right module gives, with the error that is allowed.
-        measured: the numbers behind it, as plain data.
+        passed: whether the result is as expected.
+        did: the test.
+        found: the result.
+        expected: the expected result, with the allowed error.
+        measured: the measured numbers, as plain data.
     """
 
     passed: bool
@@ -33,15 +33,15 @@ class Outcome:
 
 
 Outcomes: TypeAlias = Iterator[Outcome]
-"""The trials of a property, one after the other."""
+"""The tests of a property, in order."""
 
 
 class NotApplicableError(Exception):
-    """A property does not apply to this module; the message gives the reason in one line."""
+    """A property does not apply to this module; the message is the reason, in one line."""
 
 
 class FailedError(Exception):
-    """An outcome that ends a property early."""
+    """A failed outcome, after which the remaining tests of the property are skipped."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.found)
@@ -50,7 +50,7 @@ class FailedError(Exception):
 
 @contextmanager
 def attempting(did: str, expected: str) -> Iterator[None]:
-    """Turn any exception of the block into a failed outcome: a foreign module may raise anything."""
+    """Turn any exception in the block into a failed outcome."""
     try:
         yield
     except NotApplicableError:
@@ -60,14 +60,14 @@ def attempting(did: str, expected: str) -> Iterator[None]:
 
 
 def describe_error(error: BaseException) -> str:
-    """Describe an exception in one line of limited length, with the place where the user's own code raised it."""
+    """Describe an exception in one short line, with the place in the user's code that raised it."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}{'...' if len(text) > 200 else ''}{raised_at(error)}"
 
 
 class Tolerance(NamedTuple):
-    rtol: float  # relative to each number
-    atol: float  # relative to the root mean square of all numbers
+    rtol: float  # relative to each entry
+    atol: float  # relative to the root mean square of all entries
 
 
 TOLERANCES = {
@@ -76,7 +76,7 @@ TOLERANCES = {
     torch.bfloat16: Tolerance(3e-2, 3e-2),
     torch.float16: Tolerance(1e-2, 1e-2),
 }
-"""Roundoff of a layer, a few steps in a row. The bugs that people report are hundreds of times larger."""
+"""Tolerances for the roundoff of a layer. Bugs in published issues are hundreds of times larger."""
 
 
 def equal(did: str, actual: Tensor, expected: Tensor, **measured: Any) -> Outcome:
@@ -86,18 +86,18 @@ def equal(did: str, actual: Tensor, expected: Tensor, **measured: Any) -> Outcom
     actual, expected = real(actual), real(expected)
     bad = int((~actual.isfinite()).sum())
     difference = float((actual.double() - expected.double()).abs().max()) if actual.numel() else 0.0
-    size = f"numbers of size {root_mean_square(expected):.2g}"
+    size = f"RMS {root_mean_square(expected):.2g}"
     if bad:
-        found = f"{bad} of {actual.numel()} numbers are NaN or infinite"
+        found = f"{bad} of {actual.numel()} entries are NaN or infinite"
     else:
-        found = f"they differ by up to {difference:.2g}, {size}" if difference else f"equal, {size}"
+        found = f"largest difference {difference:.2g}, {size}" if difference else f"equal, {size}"
     rtol, atol = TOLERANCES[actual.dtype]
-    allowed = f"equal up to {rtol:g} of each number and {atol:g} of their size"
+    allowed = f"equal up to {rtol:g} of each entry plus {atol:g} of the RMS"
     return Outcome(miss(actual, expected) <= 1, did, found, allowed, measured)
 
 
 def miss(actual: Tensor, expected: Tensor) -> float:
-    """Return the largest |actual - expected| over the allowed error: at most 1 if they agree, infinite for NaN.
+    """Return the largest ratio of |actual - expected| and the allowed error: <= 1 if they agree, infinite for NaN.
 
     Raises:
         ValueError: tensors of different shapes.
@@ -117,7 +117,7 @@ def miss(actual: Tensor, expected: Tensor) -> float:
 
 
 def real(t: Tensor) -> Tensor:
-    """Return a tensor without its graph; of a complex one real and imaginary parts, along a further axis."""
+    """Detach a tensor; split a complex one into real and imaginary parts along a new last axis."""
     return torch.view_as_real(t.detach().resolve_conj()) if t.is_complex() else t.detach()
 
 
@@ -127,7 +127,7 @@ def root_mean_square(t: Tensor) -> float:
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Return |actual - expected| / |expected|, in norm; infinite for NaN."""
+    """Return |actual - expected| / |expected| in the Euclidean norm; infinite for NaN."""
     actual, expected = actual.detach().double(), expected.detach().double()
     error = float((actual - expected).norm() / expected.norm().clamp(min=torch.finfo(torch.float64).tiny))
     return error if error == error else float("inf")

@@ -1,4 +1,4 @@
-"""The property of padding, in each form in which a module takes it: the content of the padding changes nothing."""
+"""The property `padding`: the content of padding has no influence, for each way to mark padding."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _VALID = (20, 13, 1)
 
 
 class Form(NamedTuple):
-    """One form in which a module takes the positions that count.
+    """One way to mark valid positions.
 
     Attributes:
-        argument: the keyword.
-        make: maps booleans (batch, seq), true for a position that counts, to the value of the argument.
-        left: whether it can also mark padding at the start.
+        argument: name of the argument.
+        make: maps a mask (batch, seq), true for valid positions, to the value of the argument.
+        left: whether it can also mark padding on the left.
     """
 
     argument: str
@@ -44,11 +44,11 @@ PACKED = ("cu_seqlens", "cu_seq_lens", "cu_seqlens_q")
 
 @checks("padding")
 def padding(subject: Subject) -> Outcomes:
-    """Check that padding changes no output that counts and gets no gradient; a padded row equals the row unpadded."""
+    """Check that padding has no influence on valid outputs and no gradient, and padded rows equal unpadded ones."""
     module = subject.module()
     takes = arguments_of(module)
     if (form := next((f for f in FORMS if f.argument in takes), None)) is not None:
-        # Padding at the end leaks in a module that looks ahead; padding at the start, or in its state, in a causal one.
+        # Right padding can leak in modules that look ahead, left padding and the state after padding in causal ones.
         for side in ("right", "left") if form.left else ("right",):
             yield from _padded(subject, module, form, side)
         stream = getattr(module, "stream", None)
@@ -57,7 +57,8 @@ def padding(subject: Subject) -> Outcomes:
     elif (argument := next((name for name in PACKED if name in takes), None)) is not None:
         yield _packed(subject, module, argument)
     else:
-        raise NotApplicableError(f"the module takes no {', '.join([*(f.argument for f in FORMS), PACKED[0]])}")
+        known = ", ".join([*(f.argument for f in FORMS), PACKED[0]])
+        raise NotApplicableError(f"the module has none of the arguments {known}")
 
 
 def _padded(subject: Subject, module: nn.Module, form: Form, side: str) -> Outcomes:
@@ -75,10 +76,12 @@ def _padded(subject: Subject, module: nn.Module, form: Form, side: str) -> Outco
             before = outputs(x)
     except Exception as error:
         if side == "right":
-            raise NotApplicableError(f"{form.argument} is not (batch, seq) here: {error!s:.120}") from error
-        return  # the module refuses padding at the start
-    did = f"other numbers were put into the padding {where}"
-    with attempting(did, "the outputs as before"):
+            raise NotApplicableError(
+                f"the module rejects {form.argument} of shape (batch, seq): {error!s:.120}"
+            ) from error
+        return  # the module rejects left padding
+    did = f"the padding was overwritten with other values {where}"
+    with attempting(did, "unchanged outputs"):
         after = outputs(changed)
     yield equal(did, after[valid], before[valid])
     if after.requires_grad:
@@ -87,34 +90,34 @@ def _padded(subject: Subject, module: nn.Module, form: Form, side: str) -> Outco
         leaked, size = float(gradient[~valid].abs().max()), float(gradient[valid].abs().max())
         yield Outcome(
             leaked <= 1e-6 * size,
-            f"the gradient of the outputs that count was taken {where}",
+            f"gradient of the valid outputs {where}",
             f"up to {leaked:.2g} in the padding, {size:.2g} elsewhere",
-            "none in the padding",
+            "zero in the padding",
         )
     alone = [subject.outputs(module, x[row : row + 1, valid[row]])[0] for row in range(rows)]
-    yield equal(f"padded rows, and the same rows unpadded {where}", before[valid], torch.cat(alone))
-    row = slice(1, 2)  # a batch of one, in which no row is whole
+    yield equal(f"padded rows were compared with unpadded ones {where}", before[valid], torch.cat(alone))
+    row = slice(1, 2)  # a batch of one padded row
     y = first_tensor(subject.protocol.call(module, x[row], **{form.argument: form.make(valid[row])}))
-    yield equal(f"one padded row, and the same row unpadded {where}", y[valid[row]], alone[1])
+    yield equal(f"a batch of one padded row was compared with the unpadded row {where}", y[valid[row]], alone[1])
 
 
 @torch.no_grad()
 def _padded_state(subject: Subject, module: Any) -> Outcome:
-    """Continue after a chunk of rows of several lengths: each row continues from its own end."""
+    """Continue after a chunk with rows of different lengths: each row must continue from its own end."""
     first, second = subject.draw(2, 6), subject.draw(2, 5, seed=2)
     _, state = module.stream(first, None, torch.tensor([6, 2], device=subject.device))
     y, _ = module.stream(second, state)
     alone = subject.whole(module, torch.cat((first[1:, :2], second[1:]), dim=1))
-    return equal("a chunk with a row of 2 positions of 6 was continued", y[1], alone[0, 2:])
+    return equal("a chunk with a row of length 2 of 6 was continued", y[1], alone[0, 2:])
 
 
 @torch.no_grad()
 def _packed(subject: Subject, module: nn.Module, argument: str) -> Outcome:
-    """Compare sequences end to end in one row with each by itself."""
+    """Compare sequences packed into one row with single sequences."""
     sizes = [7, 1, 12]
     x = subject.draw(1, sum(sizes))
     ends = torch.tensor([0, *sizes]).cumsum(0).to(subject.device, torch.int32)
-    did = f"sequences of {', '.join(map(str, sizes))} positions went through end to end ({argument}), and one by one"
-    with attempting(did, "the outputs of each by itself"):
+    did = f"packed sequences of lengths {', '.join(map(str, sizes))} ({argument}) were compared with single ones"
+    with attempting(did, "the outputs of single sequences"):
         y = first_tensor(subject.protocol.call(module, x, **{argument: ends}))
     return equal(did, y, torch.cat([subject.whole(module, part) for part in x.split(sizes, dim=1)], dim=1))

@@ -1,7 +1,6 @@
-"""`pytest --zoo-check package.module:Class`: each property of the contract is a test.
+"""A pytest plugin: `pytest --zoo-check package.module:Class` runs each property of the contract as a test.
 
-A pytest plugin, which pytest finds once the package is installed (entry point pytest11). Nothing of torch is imported
-before a target is checked.
+pytest finds it by the entry point pytest11 of the installed package. torch is not imported before a target is checked.
 """
 
 from __future__ import annotations
@@ -15,24 +14,24 @@ import pytest
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     add = parser.getgroup("zoo", "the contract of sequence mixers").addoption
-    what = "check this mixer as `zoo check` does, a test for each property: package.module:Class or file.py:Class"
+    what = "run the checks of `zoo check` on this mixer, one test per property: package.module:Class or file.py:Class"
     add("--zoo-check", action="append", default=[], metavar="TARGET", help=f"{what}; repeatable")
     add("--zoo-check-d-model", type=int, default=16, metavar="N", help="width of its input; default 16")
     add("--zoo-check-option", action="append", default=[], metavar="NAME=VALUE", help="option of its class; repeatable")
 
 
-@pytest.hookimpl(tryfirst=True)  # before -k and -m choose
+@pytest.hookimpl(tryfirst=True)  # before -k and -m select tests
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add the tests of each target to those that were collected."""
+    """Add the tests of each target to the collected tests."""
     for target in config.option.zoo_check:
         items += Target.from_parent(session, name=target).collect()
 
 
 class Target(pytest.Collector):
-    """A mixer that is checked; its module is made when the first property is."""
+    """A mixer to check; its module is built at the first test."""
 
     def collect(self) -> list[pytest.Item]:
-        """Return a test for each property."""
+        """Return a test per property."""
         from zoo.check import properties
 
         return [Holds.from_parent(self, name=each.name, checked=each) for each in properties()]
@@ -42,7 +41,7 @@ class Target(pytest.Collector):
         """The subject of `zoo.check`.
 
         Raises:
-            ValueError: a target, an option or a width that `zoo check` refuses.
+            ValueError: a target, an option or a width that `zoo check` rejects.
         """
         from zoo.check import Subject
         from zoo.check.command import read_option
@@ -59,10 +58,10 @@ class Holds(pytest.Item):
         self.checked = checked
 
     def runtest(self) -> None:
-        """Check the property; skip what does not apply.
+        """Check the property; skip the test if it does not apply.
 
         Raises:
-            ConformanceError: it does not hold.
+            ConformanceError: the property does not hold.
         """
         assert isinstance(self.parent, Target)
         finding = self.checked.find(self.parent.subject)
@@ -71,10 +70,10 @@ class Holds(pytest.Item):
         finding.raise_if_failed()
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str:
-        """Return the finding, with the command that reproduces it, or the line of a target that cannot be checked."""
+        """Return the finding with the command that reproduces it, or the error of a target that cannot be checked."""
         return str(excinfo.value)
 
     def reportinfo(self) -> tuple[Any, None, str]:
-        """Return what is named in reports."""
+        """Return path, line and title of the test for reports."""
         assert self.parent is not None
         return self.path, None, f"{self.parent.name}: {self.name}"

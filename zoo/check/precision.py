@@ -1,4 +1,4 @@
-"""Properties of precision: dtypes and autocast agree as far as they can; large and tiny inputs stay finite."""
+"""Properties of precision: results in all dtypes and under autocast agree, and extreme inputs stay finite."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from zoo.check.subject import Subject, to_dtype
 _LENGTH = 63
 _EARLY, _LATE = slice(0, _LENGTH), slice(LONG - _LENGTH, LONG)
 _MOVES, _SMOOTH = (1e-4, 1e-5, 1e-5), 0.2
-"""Relative changes far below a bfloat16 digit, each along a direction of its own, and the share of an effect that may
-not be smooth. One smooth effect suffices: a hard choice jumps along some of them, rounding along all."""
+"""Relative perturbations far below the resolution of bfloat16, each along another direction, and the largest share of
+an effect that may be non-smooth. One smooth effect suffices: hard choices jump along some directions, rounding along
+all."""
 _FINITE = "finite outputs and gradients"
 
 
@@ -30,7 +31,7 @@ def float64(subject: Subject) -> Outcomes:
 
 @checks("precision")
 def float32(subject: Subject) -> Outcomes:
-    """Check that float32 gives finite outputs and gradients, near float64, and that nothing inside is narrower."""
+    """Check that float32 gives finite outputs and gradients near float64, without narrower dtypes inside."""
     yield from _in_dtype(subject, torch.float32)
     yield _nothing_narrower(subject)
     if subject.protocol.streams:
@@ -39,13 +40,13 @@ def float32(subject: Subject) -> Outcomes:
                 subject.protocol, subject.module(torch.float32), subject.draw(seq_len=3, dtype=torch.float32)
             )
         narrow = {str(t.dtype) for t in tensors_of(state) if t.is_floating_point() and t.dtype.itemsize < 4}
-        found = f"the state is {', '.join(sorted(narrow))}" if narrow else "the state is as wide"
-        yield Outcome(not narrow, "a float32 module read 3 positions", found, "a state as wide as the input")
+        found = f"the state is {', '.join(sorted(narrow))}" if narrow else "the state is at least float32"
+        yield Outcome(not narrow, "a float32 module streamed 3 positions", found, "a state of at least float32")
 
 
 @checks("precision")
 def bfloat16(subject: Subject) -> Outcomes:
-    """Check that bfloat16 gives finite outputs and gradients, near float64, also in chunks, at any length."""
+    """Check that bfloat16 gives finite outputs and gradients near float64, also in chunks and at any length."""
     yield from _in_dtype(subject, torch.bfloat16)
     module, x = subject.module(torch.bfloat16), subject.draw(seq_len=LONG, dtype=torch.bfloat16)
     yield from _grows_no_faster(subject, "in bfloat16", lambda: subject.outputs(module, x), module, x)
@@ -53,7 +54,7 @@ def bfloat16(subject: Subject) -> Outcomes:
 
 @checks("precision")
 def autocast(subject: Subject) -> Outcomes:
-    """Check that under autocast to bfloat16 a float32 module stays finite and near float32, at any length."""
+    """Check that a float32 module under autocast to bfloat16 stays finite and near float32, at any length."""
     did = "a float32 module ran under autocast to bfloat16"
     module, x = subject.module(torch.float32), _draw(subject, torch.float32)
     expected, device = subject.outputs(module, x), torch.device(subject.device).type
@@ -73,7 +74,7 @@ def autocast(subject: Subject) -> Outcomes:
 
 
 def _in_dtype(subject: Subject, dtype: torch.dtype) -> Outcomes:
-    """Compare the module in a dtype with the float64 result of the same rounded parameters."""
+    """Compare the module in a dtype with float64, with the same rounded parameters."""
     did = f"module and input were converted to {dtype}"
     module, x = subject.module(dtype), _draw(subject, dtype)
     with attempting(did, f"outputs in {dtype}"):
@@ -90,7 +91,7 @@ def _in_dtype(subject: Subject, dtype: torch.dtype) -> Outcomes:
             outputs.append(subject.chunks(module, x.detach(), sizes))
     try:
         wide = subject.outputs(to_dtype(module, torch.float64), x.detach().double())
-    except Exception:  # noqa: BLE001 - the property float64 reports it; here there is nothing to compare with
+    except Exception:  # noqa: BLE001 - the property float64 reports it; there is no reference here
         return
     error = max(relative_error(each, wide) for each in outputs)
     yield _near(subject, did, "float64", dtype, error)
@@ -101,22 +102,22 @@ def _draw(subject: Subject, dtype: torch.dtype) -> Tensor:
 
 
 def _nothing_narrower(subject: Subject) -> Outcome:
-    """Move input and parameters a little one way, and the other way: rounding to bfloat16 is no smooth function."""
+    """Perturb input and parameters slightly in both directions: if something is rounded to bfloat16, outputs jump."""
     shares = (_moved(subject, torch.float32, move, 20 + 1000 * draw)[1] for draw, move in enumerate(_MOVES))
     share = next((share for share in shares if share <= _SMOOTH), 1.0)
-    did = f"input and parameters in float32 were moved by {_MOVES[0]:g} of their size, and back"
+    did = f"input and parameters in float32 were perturbed by up to {_MOVES[0]:g} of their size"
     found = f"{share:.2g} of the change of the outputs is not smooth"
-    return Outcome(share <= _SMOOTH, did, found, f"at most {_SMOOTH:g}: nothing inside is rounded to fewer digits")
+    return Outcome(share <= _SMOOTH, did, found, f"at most {_SMOOTH:g}: nothing inside is rounded to a narrower dtype")
 
 
 @torch.no_grad()
 def _moved(
     subject: Subject, dtype: torch.dtype, size: float, first_seed: int, part: slice = _EARLY
 ) -> tuple[float, float]:
-    """Move input and parameters along a random direction by a part of their size.
+    """Perturb input and parameters along a random direction, by `size` relative to them.
 
     Returns:
-        Change of the outputs at some positions, relative to them, and the share of it that is not linear.
+        Relative change of the outputs at the positions `part`, and the share of it that is not linear.
     """
     y: list[Tensor] = []
     for way in (1, 0, -1):
@@ -132,13 +133,13 @@ def _moved(
 def _grows_no_faster(
     subject: Subject, how: str, outputs: Callable[[], Tensor], module: nn.Module, x: Tensor
 ) -> Outcomes:
-    """Compare errors late in a long sequence with those early in it, and with what rounded inputs alone would make."""
+    """Compare errors late in a long sequence with early errors, and with the error from rounding the inputs alone."""
     try:
         narrow = outputs()
         wide, exact = to_dtype(copy.deepcopy(module), torch.float64), x.double()
         rounded = exact * (1 + torch.finfo(torch.bfloat16).eps / 4 * subject.normal(x.shape, 30).to(exact))
         expected, moved = subject.outputs(wide, exact), subject.outputs(wide, rounded)
-    except Exception:  # noqa: BLE001 - `lengths` and `float64` are about that
+    except Exception:  # noqa: BLE001 - the properties `lengths` and `float64` report it
         return
     first, last = (relative_error(narrow[:, part], expected[:, part]) for part in (_EARLY, _LATE))
     floor = relative_error(moved[:, _LATE], expected[:, _LATE])
@@ -147,24 +148,24 @@ def _grows_no_faster(
         allowed = max(allowed, _jump(subject, torch.bfloat16, _LATE))
     yield Outcome(
         last <= allowed,
-        f"{LONG} positions went through {how}",
-        f"the last {_LENGTH} are {last:.1e} of the norm away from float64, the first {first:.1e}",
+        f"{LONG} positions were mapped {how}",
+        f"relative error {last:.1e} at the last {_LENGTH} positions, {first:.1e} at the first, against float64",
         f"at most {allowed:.1e}: the state is accumulated in float32",
         {"relative_error_by_length": {_LENGTH: first, LONG: last}},
     )
 
 
 def _near(subject: Subject, did: str, reference: str, dtype: torch.dtype, error: float) -> Outcome:
-    """Judge the error of a dtype."""
+    """Return the outcome for the relative error of a dtype."""
     most = TOLERANCES[dtype].rtol
     if error > most:
         most = max(most, _jump(subject, dtype, _EARLY))
-    found = f"{error:.1e} of the norm away from {reference}"
+    found = f"relative error {error:.1e} against {reference}"
     return Outcome(error <= most, did, found, f"at most {most:g}", {"relative_error": error})
 
 
 def _jump(subject: Subject, dtype: torch.dtype, part: slice) -> float:
-    """Return the error that a module may have because it jumps, as hard choices do: three of its jumps in float64."""
+    """Return the error allowed for a module with jumps, such as hard choices: three times its jumps in float64."""
     moved = (_moved(subject, torch.float64, torch.finfo(dtype).eps, 20 + 1000 * draw, part) for draw in range(3))
     return max((3 * change for change, share in moved if share > _SMOOTH), default=0.0)
 
@@ -183,7 +184,7 @@ def tiny_inputs(subject: Subject) -> Outcomes:
 
 def _finite(subject: Subject, sizes: tuple[float, ...]) -> Outcomes:
     for size in sizes:
-        did = f"inputs of size {size:g} went through, and their gradients back"
+        did = f"forward and backward pass for inputs of size {size:g}"
         module, x = subject.module(), (size * _draw(subject, subject.dtype).detach()).requires_grad_()
         with attempting(did, _FINITE):
             broken = _not_finite(subject.whole(module, x), module, x)
@@ -191,7 +192,7 @@ def _finite(subject: Subject, sizes: tuple[float, ...]) -> Outcomes:
 
 
 def _not_finite(y: Tensor, module: nn.Module, x: Tensor) -> str:
-    """Name the tensors that are not finite: the outputs, or gradients; empty if all are finite."""
+    """List the tensors that are not finite, outputs or gradients; return an empty string if all are finite."""
     broken = []
     if not y.isfinite().all():
         broken = ["the outputs"]

@@ -1,4 +1,4 @@
-"""A property: a function that yields outcomes, named and filed by the decorator `checks`."""
+"""Properties: functions that yield outcomes, registered by the decorator `checks`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Topic = Literal["calls", "streaming", "padding", "parameters", "precision", "com
 Observe: TypeAlias = Callable[[Subject], Outcomes]
 
 PROPERTIES: list[Property] = []
-"""All properties; `checks` adds to it when the files of properties are imported."""
+"""All properties; filled by `checks` when the files of properties are imported."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Property:
 
     Attributes:
         name: name in reports.
-        topic: reports group properties by it.
-        summary: a sentence: what must hold, or what is measured.
-        observe: the function that checks it.
+        topic: group in reports.
+        summary: one sentence that describes the check or the measurement.
+        observe: the function that performs it.
         measures: whether it only measures and never fails.
         slow: whether it takes seconds.
     """
@@ -47,18 +47,13 @@ class Property:
         return self.name
 
     def check(self, target: nn.Module | Factory | str, *, d_model: int, **setting: Any) -> Finding:
-        """Check one module; `setting` as for `zoo.check.check`.
-
-        Raises:
-            ValueError: a setting or a module that `check` refuses.
-        """
+        """Check one module; for the arguments and errors see `zoo.check.check`."""
         return self.find(Subject(target, d_model=d_model, **setting))
 
     def find(self, subject: Subject) -> Finding:
-        """Return the finding about a subject: the first outcome that fails, else the last one.
+        """Return the finding about a subject: the first failed outcome, else the last outcome.
 
-        It is looked for on one thread: with such small tensors several would mostly wait for one another, the longer
-        the busier the machine is.
+        We use one thread, because with tensors this small several threads mostly wait for each other.
         """
         seen: Outcome | None = None
         again = subject.command(self.name)
@@ -84,7 +79,7 @@ class Property:
 def checks(
     topic: Topic, *, measures: bool = False, slow: bool = False
 ) -> Callable[[Any], Callable[[Subject], Outcomes]]:
-    """Make a function the property of its name; the first line of its docstring is the summary."""
+    """Register a function as a property, with the function's name and the first line of its docstring as summary."""
 
     def register(observe: Observe) -> Observe:
         name, summary = observe.__name__, (observe.__doc__ or "").partition("\n")[0].rstrip(".")

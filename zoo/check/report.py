@@ -1,4 +1,4 @@
-"""A report as a card on the terminal, and as one HTML page with plots that needs no network."""
+"""Print a report on the terminal, or render it as a self-contained HTML page with plots."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 MARKS = {"failed": "✗", "passed": "✓", "not_applicable": "–"}
 _STYLES = {"✓": "green", "✗": "bold red", "–": "dim"}
-_FLOOR = 1e-17  # an exact agreement has no place on a logarithmic axis
+_FLOOR = 1e-17  # zeros are drawn here on logarithmic axes
 
 
 class Row(NamedTuple):
-    """A finding as texts; a topic or reason is not repeated in the next row; `command` is empty without a failure."""
+    """The table cells of a finding. A topic or reason is not repeated in the next row; only failures have a command."""
 
     topic: str
     mark: str
@@ -34,20 +34,20 @@ class Row(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether a page marks the row."""
+        """Whether the page highlights the row."""
         return bool(self.command)
 
 
 _COLUMNS = (
     Column("verdict", "✓ holds, ✗ fails, – does not apply", lambda row: row.mark, text=True),
-    Column("finding", "what was done, what came out, what was expected", lambda row: row.detail, text=True),
+    Column("finding", "the test, its result, and the expected result", lambda row: row.detail, text=True),
     Column("again", "the command that reproduces a failure", lambda row: row.command, text=True),
-    Column("topic", "what the property is about", lambda row: row.topic, text=True),
+    Column("topic", "topic of the property", lambda row: row.topic, text=True),
 )
 
 
 def print_card(report: Report) -> None:
-    """Print verdicts by topic, then every failure with the command that reproduces it."""
+    """Print the verdicts by topic, then each failure with the command that reproduces it."""
     console, rows = make_console(), _rows(report)
     console.print(Text(report.target, "bold").append(f"  {_setting(report)}", "not bold"))
     cells = [(Text(row.topic, "dim"), Text(row.mark, _STYLES[row.mark]), row.name, row.detail) for row in rows]
@@ -68,7 +68,7 @@ def as_html(report: Report) -> str:
     Raises:
         MissingExtraError: matplotlib or jinja2 is not installed.
     """
-    title, lead = f"{report.target} against the contract of a sequence mixer", (_counts(report), _setting(report))
+    title, lead = f"{report.target}: contract of a sequence mixer", (_counts(report), _setting(report))
     ordered = sorted(report.findings, key=lambda each: each.verdict != "failed")
     rows = _rows(replace(report, findings=tuple(ordered)))
     columns = [each for each in _COLUMNS if any(map(each.cell, rows))]
@@ -98,7 +98,7 @@ def _counts(report: Report) -> str:
 
 @styled
 def _picture(report: Report) -> bytes:
-    """Draw a panel for each measurement, as a PNG; nothing if there is none."""
+    """Draw a panel per measurement, as a PNG; empty without measurements."""
     measured = {each.property: each.measured for each in report.findings if each.measured}
     streamed = {name: measured[name]["error_by_position"] for name in ("chunked", "one_by_one") if name in measured}
     panels = [(_errors, streamed)] if streamed else []

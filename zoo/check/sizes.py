@@ -1,4 +1,4 @@
-"""The property of sizes that small checks do not reach: a wider module, and a long sequence in two chunks."""
+"""The property `large_sizes`: a wider module, and with --thorough a long sequence in two chunks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from zoo.check.streaming import one_by_one, partition
 from zoo.check.subject import Subject
 
 _WIDTH = 96
-"""More than a block of 64 channels, and no power of two."""
+"""More than a block of 64 channels, and not a power of two."""
 
 
 @checks("calls")
 def large_sizes(subject: Subject) -> Outcomes:
-    """Check that a module 96 wide keeps rows apart and streams as the whole; thorough: also 2048 positions."""
+    """Check rows, lengths and streaming of a module of width 96; with --thorough also 2048 positions."""
     checked = False
     for outcome in _wide(subject):
         checked = True
@@ -27,7 +27,7 @@ def large_sizes(subject: Subject) -> Outcomes:
         checked = True
         yield partition(subject, [LONGEST // 2 + 1, LONGEST // 2 - 1])
     if not checked:
-        raise NotApplicableError(f"a width of {_WIDTH} cannot be chosen")
+        raise NotApplicableError(f"the width cannot be set to {_WIDTH}")
 
 
 def _wide(subject: Subject) -> Outcomes:

@@ -1,4 +1,4 @@
-"""Properties of streaming: whole = chunked = one by one, gradients pass through states, no call overwrites a state."""
+"""Properties of streaming: chunked outputs and gradients equal whole ones, and states can be reused and reordered."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from zoo.check.outcome import NotApplicableError, Outcome, Outcomes, attempting,
 from zoo.check.property import checks
 from zoo.check.subject import Subject
 
-_ROUNDOFF = 8  # times eps of the outputs' size
+_ROUNDOFF = 8  # in units of eps times the RMS of the outputs
 
 
 @checks("streaming")
 def chunked(subject: Subject) -> Outcomes:
-    """Check that outputs chunk by chunk equal those of the whole sequence, at any cuts."""
+    """Check that outputs chunk by chunk equal outputs of the whole sequence, for several chunk sizes."""
     subject.require_stream()
     if subject.protocol.longest == 1:
-        raise NotApplicableError("the protocol takes one position at a time: see one_by_one")
+        raise NotApplicableError("the protocol allows one position at a time only: see one_by_one")
     n = subject.seq_len
     for sizes in ([n], [n // 2, n - n // 2], [1, n - 1], [n - 1, 1], [3, 1, 2, n - 6]):
         yield partition(subject, sizes)
@@ -34,17 +34,17 @@ def chunked(subject: Subject) -> Outcomes:
 
 @checks("streaming")
 def one_by_one(subject: Subject) -> Outcomes:
-    """Check that outputs position by position equal those of the whole sequence."""
+    """Check that outputs position by position equal outputs of the whole sequence."""
     subject.require_stream()
     yield partition(subject, [1] * subject.seq_len)
 
 
 def partition(subject: Subject, sizes: Sequence[int]) -> Outcome:
-    """Compare a sequence in chunks of these sizes with the whole."""
+    """Compare a sequence streamed in chunks of these sizes with the whole sequence."""
     module, x = subject.module(), subject.draw(seq_len=sum(sizes))
     whole = subject.outputs(module, x)
-    cut = "one position at a time" if set(sizes) == {1} else f"in chunks of {', '.join(map(str, sizes))}"
-    did = f"{x.shape[1]} positions went through {cut}, and whole"
+    cut = "one by one" if set(sizes) == {1} else f"in chunks of {', '.join(map(str, sizes))}"
+    did = f"{x.shape[1]} positions were streamed {cut} and compared with the whole"
     with torch.no_grad(), attempting(did, "the outputs of the whole"):
         streamed = subject.chunks(module, x, sizes)
     errors = (streamed - whole).abs().amax((0, 2)).tolist() if streamed.shape == whole.shape else []
@@ -54,17 +54,19 @@ def partition(subject: Subject, sizes: Sequence[int]) -> Outcome:
 
 @torch.no_grad()
 def _forgetting(subject: Subject, sizes: Sequence[int], seen: Outcome) -> Outcome:
-    """`seen`, unless the difference is as large as all that a chunk has from the past: then the state is not used.
+    """Return `seen`, or a failure if the error is as large as the past's contribution: then the state is not used.
 
-    A state that adds little, as in a fresh layer with small steps, may be lost without a large difference. So this
-    compares in float64, where roundoff is far smaller; a module that refuses float64 passes.
+    A state that contributes little, as in a fresh layer with small steps, can be lost without a large error. So we
+    compare in float64, where roundoff is far smaller; a module that refuses float64 passes.
     """
     module, x = subject.module(torch.float64), subject.draw(seq_len=sum(sizes), dtype=torch.float64)
     try:
         whole, streamed = subject.whole(module, x), subject.chunks(module, x, sizes)
     except Exception:  # noqa: BLE001 - a foreign module may raise anything
         return seen
-    roundoff = _ROUNDOFF * torch.finfo(torch.float32).eps * root_mean_square(whole)  # some compute in it inside
+    roundoff = (
+        _ROUNDOFF * torch.finfo(torch.float32).eps * root_mean_square(whole)
+    )  # some modules compute in float32 inside
     at = sizes[0]
     for size in sizes[1:]:
         now = slice(at, at + size)
@@ -76,18 +78,18 @@ def _forgetting(subject: Subject, sizes: Sequence[int], seen: Outcome) -> Outcom
         lost = (misses > roundoff) & (misses > 0.5 * adds)
         if bool(lost.any()):
             where = int(lost.nonzero()[0])
-            missed = f"misses {misses[where]:.2g} of the {adds[where]:.2g} that the past adds"
-            found = f"in float64 position {now.start + where} {missed}"
-            return replace(seen, passed=False, found=found, expected="nothing but roundoff is missing")
+            lost_share = f"error {misses[where]:.2g}, contribution of earlier chunks {adds[where]:.2g}"
+            found = f"the state is lost at position {now.start + where}: {lost_share} (in float64)"
+            return replace(seen, passed=False, found=found, expected="an error of roundoff only")
     return seen
 
 
 @checks("streaming")
 def stream_gradients(subject: Subject) -> Outcomes:
-    """Check that gradients for input and parameters through the states equal those of the whole sequence."""
+    """Check that gradients through the states equal gradients of the whole sequence, for input and parameters."""
     subject.require_stream()
     if subject.protocol.in_place:
-        raise NotApplicableError("later chunks write into the cache, which autograd refuses: it is for decoding only")
+        raise NotApplicableError("later chunks modify the cache in place, so it has no gradients: for decoding only")
     module, n = subject.module(), min(subject.seq_len, 12)
     x = subject.draw(seq_len=n).requires_grad_()
     sizes = [1] * n if subject.protocol.longest == 1 else [n // 2, 1, n - n // 2 - 1]
@@ -97,21 +99,22 @@ def stream_gradients(subject: Subject) -> Outcomes:
     wanted = {"x": x, **{name: p for name, p in module.named_parameters() if p.requires_grad}}
     weights = subject.weights(whole)
     expected = torch.autograd.grad((whole * weights).sum(), [*wanted.values()], materialize_grads=True)
-    did = f"gradients were taken of {n} positions in chunks of {', '.join(map(str, sizes))}, and whole"
+    cut = "one by one" if set(sizes) == {1} else f"in chunks of {', '.join(map(str, sizes))}"
+    did = f"gradients of {n} positions streamed {cut} were compared with the whole"
     with attempting(did, "the gradients of the whole"):
         actual = torch.autograd.grad((streamed * weights).sum(), [*wanted.values()], materialize_grads=True)
-    # A gradient that is zero but for rounding, as that of a router of one expert, has no digits to compare.
+    # Gradients that are zero up to roundoff, as of a router of one expert, cannot be compared.
     noise = 10 * torch.finfo(x.dtype).eps * max(map(root_mean_square, expected))
     for name, a, b in zip(wanted, actual, expected, strict=True):
         if not (root_mean_square(a) < noise and root_mean_square(b) < noise):  # NaN is no noise
-            yield equal(f"{did}; of {name}", a, b)
+            yield equal(f"{did}; gradient of {name}", a, b)
 
 
 @checks("streaming")
 def states_unchanged(subject: Subject) -> Outcomes:
-    """Check that continuing a state leaves it unchanged, and that continuing it again gives the same outputs.
+    """Check that continuing a state does not modify it, and that continuing it again gives the same outputs.
 
-    If chunks write into a cache, a copy made by copy.deepcopy is checked instead.
+    For caches that chunks modify in place, we check a copy made by copy.deepcopy.
     """
     subject.require_stream()
     module, cache, state = subject.module(), subject.protocol.in_place, None
@@ -127,12 +130,12 @@ def states_unchanged(subject: Subject) -> Outcomes:
     if not cache:
         same = all(torch.equal(a, b) for a, b in zip(tensors_of(state), before, strict=True))
         unchanged = "the state's tensors are unchanged"
-        yield Outcome(same, did, unchanged if same else "the state's tensors hold other numbers", unchanged)
+        yield Outcome(same, did, unchanged if same else "the state's tensors were modified", unchanged)
 
 
 @checks("streaming")
 def prefix_restored(subject: Subject) -> Outcomes:
-    """Check that one state continues in two ways, each as the whole sequence, as servers cache a shared prefix."""
+    """Check that two sequences can continue from one state, as servers do with cached prefixes."""
     subject.require_stream()
     prefix, ways = subject.draw(seq_len=9), [subject.draw(seq_len=4, seed=seed) for seed in (2, 3)]
     module, state = subject.module(), None
@@ -141,13 +144,13 @@ def prefix_restored(subject: Subject) -> Outcomes:
         for number, way in enumerate(ways, 1):
             y, _ = run(subject.protocol, module, way, _kept(subject, state))
             whole = subject.outputs(module, torch.cat((prefix, way), dim=1))
-            did = f"9 positions went through, and 4 others from their state, the {number}. of two times"
+            did = f"the state after 9 positions was continued by 4 others, continuation {number} of 2"
             yield equal(did, y, whole[:, 9:])
 
 
 @checks("streaming")
 def draft_rolled_back(subject: Subject) -> Outcomes:
-    """Check that a stream continues from the state before tokens that were rejected, as in speculative decoding."""
+    """Check that a stream can return to the state before rejected tokens, as in speculative decoding."""
     subject.require_stream()
     prefix, draft, rest = subject.draw(seq_len=9), subject.draw(seq_len=4, seed=2), subject.draw(seq_len=3, seed=3)
     module = subject.module()
@@ -160,13 +163,13 @@ def draft_rolled_back(subject: Subject) -> Outcomes:
         for accepted in (0, 2):
             y, _ = run(subject.protocol, module, rest, states[accepted])
             whole = subject.outputs(module, torch.cat((prefix, draft[:, :accepted], rest), dim=1))
-            did = f"4 tokens were drafted, {accepted} of them accepted, and 3 others followed"
+            did = f"of 4 drafted tokens {accepted} were accepted, then 3 others followed"
             yield equal(did, y, whole[:, 9 + accepted :])
 
 
 @checks("streaming")
 def rows_exchanged(subject: Subject) -> Outcomes:
-    """Check that rows of a state can be moved, dropped and repeated, as continuous batching does."""
+    """Check that rows of a state can be reordered, dropped and repeated, as in continuous batching."""
     subject.require_stream()
     module, order = subject.module(), torch.tensor([2, 0, 0], device=subject.device)
     prefix, rest = subject.draw(3, 9), subject.draw(3, 4, seed=2)
@@ -184,9 +187,9 @@ def rows_exchanged(subject: Subject) -> Outcomes:
         _, state = run(subject.protocol, module, prefix)
         y, _ = run(subject.protocol, module, rest, with_tensors(state, moved))
         whole = subject.outputs(module, torch.cat((prefix[order], rest), dim=1))
-    yield equal("rows 2, 0 and 0 of a state of three rows were continued", y, whole[:, 9:])
+    yield equal("rows 2, 0 and 0 of a state with three rows were continued", y, whole[:, 9:])
 
 
 def _kept(subject: Subject, state: Any) -> Any:
-    """Return a state that later chunks do not write into."""
+    """Return a state that later chunks do not modify."""
     return copy.deepcopy(state) if subject.protocol.in_place else state

@@ -1,4 +1,4 @@
-"""The subject of a check: a module, or a way to make one, with its inputs; the same draws every time."""
+"""The subject of a check: a module or a factory, and its reproducible random inputs."""
 
 from __future__ import annotations
 
@@ -28,23 +28,24 @@ from zoo.validate import require_positive, require_seed
 
 @dataclass(eq=False)
 class Subject:
-    """A module under check. Every property gets a copy of its own, in eval mode, with the same parameters.
+    """The module to check. Every property gets a fresh copy, in eval mode, with the same parameters.
 
     Args:
-        target: a module (batch, seq, d_model) -> (batch, seq, d_out), which is copied and stays as it is; a class or
-            function that makes one, called with d_model (if it has a parameter for it) and `options`; or a name: a
-            registered mixer, `package.module:Class` or `path/file.py:Class`.
+        target: a module (batch, seq, d_model) -> (batch, seq, d_out), which is copied and not modified; a class or
+            function that makes one, called with d_model (see `with_width`) and `options`; or a name: a registered
+            mixer, `package.module:Class` or `path/file.py:Class`.
         d_model: width of the input.
-        seq_len: positions of the input, at least 8; some properties use other lengths.
-        options: keywords for a class or function.
-        device, dtype: of module and input.
-        adapter: the protocol, as an adapter or as the name of its class; default: found by trying.
-        looks_ahead: whether later positions may change earlier outputs, as in an encoder.
+        seq_len: length of the input, at least 8; some properties use other lengths.
+        options: keyword arguments of the class or function.
+        device: device of module and input.
+        dtype: dtype of module and input.
+        adapter: the protocol, as an adapter or the name of its class; default: found by trial calls.
+        looks_ahead: whether the module is not causal, such as an encoder.
         seed: seed of parameters and inputs.
         thorough: whether to check long sequences too, which takes minutes for slow modules.
 
     Raises:
-        ValueError: sizes that are not positive, a target that is no module and makes none, options for a module, or a
+        ValueError: invalid sizes, a target that is no module and makes none, options together with a module, or a
             module that does not map (batch, seq, d_model) to (batch, seq, d_out).
         UsageError: an unknown name.
     """
@@ -75,7 +76,7 @@ class Subject:
         self._given = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
         self.made_of, self._options_of, self.options = _find(given, self.options)
         if isinstance(self.made_of, nn.Module) and self.options:
-            raise ValueError("options are for a class or a function that makes modules; this is a module")
+            raise ValueError("options need a class or a function that makes modules, but the target is a module")
         if not callable(self.made_of):
             raise ValueError(f"a check needs a module or a function that makes one, got {type(given).__name__}")
         self.original = self._built()
@@ -90,14 +91,14 @@ class Subject:
         return Subject(self.target, **{**self._given, "d_model": d_model})
 
     def make(self, options: Mapping[str, Any] | None = None, seed: int = 0) -> nn.Module:
-        """Make a new module with parameters drawn from `seed`, or copy the module that was given."""
+        """Make a new module with parameters drawn from `seed`, or copy the given module."""
         if isinstance(self.made_of, nn.Module):
             return copy.deepcopy(self.made_of)
         with seeded(self.seed + seed):
             width, named = with_width(self.made_of, self.d_model, {**self.options, **(options or {})})
             made = self.made_of(*width, **named)
         if not isinstance(made, nn.Module):
-            raise TypeError(f"{self.name} must make a torch.nn.Module, it makes {type(made).__name__}")
+            raise TypeError(f"{self.name} must return a torch.nn.Module, got {type(made).__name__}")
         return made
 
     def placed(self, module: nn.Module) -> nn.Module:
@@ -105,11 +106,11 @@ class Subject:
         return to_dtype(module.to(self.device), self.dtype)
 
     def signature(self) -> inspect.Signature:
-        """Return the parameters of the class or function; empty if they are not known."""
+        """Return the signature of the class or function; empty if unknown."""
         return signature_of(self._options_of)
 
     def module(self, dtype: torch.dtype | None = None) -> nn.Module:
-        """Return a copy of the module, in eval mode, in the subject's dtype or another."""
+        """Return a copy of the module in eval mode, in the given dtype or the subject's."""
         try:
             made = copy.deepcopy(self.original)
         except Exception:  # noqa: BLE001 - the property deep_copy reports it
@@ -119,19 +120,19 @@ class Subject:
     def draw(
         self, batch_size: int = 2, seq_len: int | None = None, *, seed: int = 1, dtype: torch.dtype | None = None
     ) -> Float[Tensor, "batch seq d_model"]:
-        """Draw standard normal input; the same numbers for the same shape and seed, in any dtype."""
+        """Draw standard normal input, which depends only on shape and seed, up to rounding to the dtype."""
         shape = (batch_size, self.seq_len if seq_len is None else seq_len, self.d_model)
         return self.normal(shape, seed).to(self.device, self.dtype if dtype is None else dtype)
 
     def weights(self, y: Tensor) -> Tensor:
-        """Draw the weights of a sum of outputs, whose gradient is then generic."""
+        """Draw random weights for a sum of the outputs, so that its gradient is generic."""
         return self.normal(y.shape, seed=3).to(y)
 
     def whole(self, module: nn.Module, x: Tensor) -> Tensor:
-        """Return the outputs of `module` for whole sequences, after a check of their shape.
+        """Return the outputs of `module` for whole sequences.
 
         Raises:
-            ValueError: not (batch, seq, d_out).
+            ValueError: the outputs are not (batch, seq, d_out).
         """
         y = self.protocol.whole(module, x)
         if y.ndim != 3 or y.shape[:2] != x.shape[:2]:
@@ -140,7 +141,7 @@ class Subject:
 
     @torch.no_grad()
     def outputs(self, module: nn.Module, x: Tensor, *, global_seed: int = 0) -> Tensor:
-        """Return `whole` without gradients, with torch's global generator at a seed."""
+        """Return `whole` without gradients, with torch's global generator seeded."""
         with seeded(global_seed):
             return self.whole(module, x)
 
@@ -155,33 +156,33 @@ class Subject:
         return torch.cat(outputs, dim=1)
 
     def takes(self, seq_len: int) -> bool:
-        """Return whether the module takes sequences of this length."""
+        """Return whether the module accepts sequences of this length."""
         try:
             self.outputs(self.module(), self.draw(seq_len=seq_len))
-        except Exception:  # noqa: BLE001 - a module refuses them in any way
+        except Exception:  # noqa: BLE001 - a module may raise anything
             return False
         return True
 
     def fitting(self, seq_len: int) -> int:
-        """Return this length if the module takes it, else `seq_len`: the property `lengths` is about that."""
+        """Return this length if the module accepts it, else the subject's `seq_len`."""
         return seq_len if self.takes(seq_len) else self.seq_len
 
     def trained(self, module: nn.Module) -> dict[str, nn.Parameter]:
-        """Return the parameters that require a gradient by name, without those that vectors as input do not use."""
+        """Return the trainable parameters by name, without those that are unused if the input is vectors."""
         bypassed = {id(p) for p in self.protocol.bypassed(module)}
         return {name: p for name, p in module.named_parameters() if p.requires_grad and id(p) not in bypassed}
 
     def require_stream(self) -> None:
-        """Raise NotApplicableError if no protocol for states is known."""
+        """Raise NotApplicableError if the module has no known protocol for states."""
         if not self.protocol.streams:
             raise NotApplicableError(
-                "no way to continue from a state is known: no stream, no step, no (y, state) pair, no cache; "
-                "an adapter of ten lines teaches it (zoo check --help)"
+                "the module has no known protocol for states (stream, step, a (y, state) pair, or a cache); "
+                "you can add it by an adapter of ten lines (see zoo check --help)"
             )
 
     @functools.cached_property
     def causal(self) -> bool:
-        """Whether later positions do not change earlier outputs."""
+        """Whether earlier outputs do not depend on later positions."""
         if self.looks_ahead:
             return False
         module, x, half = self.module(), self.draw(), self.seq_len // 2
@@ -193,7 +194,7 @@ class Subject:
         return Plain(self.module(dtype), self.protocol, self.d_model)
 
     def setting(self) -> dict[str, Any]:
-        """Return the setting of the check as plain data."""
+        """Return the arguments of the check as plain data."""
         return {
             **self._given,
             "options": {key: value if _is_plain(value) else repr(value) for key, value in self.options.items()},
@@ -204,7 +205,7 @@ class Subject:
         }
 
     def command(self, name: str) -> str:
-        """Return the line that checks one property again: a command if a name was given, else a call in Python."""
+        """Return a command that checks one property again, or a call in Python if the target is not a name."""
         defaults = {each.name: each.default for each in fields(self)}
         given = {key: value for key, value in self._given.items() if value != defaults[key] and value != {}}
         if not isinstance(self.target, str):
@@ -221,7 +222,7 @@ class Subject:
         return shlex.join(words)
 
     def normal(self, shape: Sequence[int], seed: int) -> Tensor:
-        """Draw standard normal numbers in float64, the same for the same shape and seed."""
+        """Draw standard normal numbers in float64, which depend only on shape and seed."""
         generator = torch.Generator().manual_seed(1000 * self.seed + seed)
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
@@ -251,7 +252,7 @@ class Subject:
 
 
 class Plain(nn.Module):
-    """A module through its adapter: one tensor in, one out."""
+    """A module wrapped by its adapter: one tensor in, one tensor out."""
 
     def __init__(self, module: nn.Module, adapter: Adapter, d_model: int) -> None:
         super().__init__()
@@ -263,7 +264,7 @@ class Plain(nn.Module):
 
 
 def to_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Convert the floating tensors of a module in place, and complex ones to the complex type as wide.
+    """Convert the floating tensors of a module in place, and complex tensors to the corresponding complex dtype.
 
     `Module.to` would drop imaginary parts.
     """
@@ -272,7 +273,7 @@ def to_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _find(target: Any, options: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-    """Return the module or its factory, the class or function that has its options, and all options."""
+    """Return the module or its factory, the class or function with its signature, and all options."""
     if not isinstance(target, str):
         return target, target, dict(options)
     if ":" not in target:
@@ -285,13 +286,13 @@ def _find(target: Any, options: Mapping[str, Any]) -> tuple[Any, Any, dict[str, 
     found = load(target, lambda found: isinstance(found, type) and issubclass(found, nn.Module))
     if not callable(found):
         raise UsageError(
-            f"{target} is {type(found).__name__}: name a torch.nn.Module class, or a function that makes one"
+            f"{target} is {type(found).__name__}: a target must be a torch.nn.Module class or a function that makes one"
         )
     return found, found, dict(options)
 
 
 def _written(name: str, value: Any) -> str:
-    """Return NAME=VALUE as `read_option` reads it: in quotes if it would take a text for something else."""
+    """Format NAME=VALUE for `read_option`, with quotes if it would not read the value as text."""
     text = f"{name}={value}"
     return f"{name}={value!r}" if isinstance(value, str) and read_option(text)[1] != value else text
 
