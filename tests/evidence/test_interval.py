@@ -56,7 +56,7 @@ def test_an_interquartile_mean_leaves_out_the_ends() -> None:
     scores = [[0.0] * 8, [1.0] * 8, *[[0.5] * 8] * 4]
     assert intervals.of_interquartile_mean(scores) == (0.5, 0.5, 0.5)
     for few in ([], scores[:5], [[1.0] * 7] * 6):
-        with pytest.raises(ValueError, match="needs 6 tasks or more with 8 scores or more each; got "):
+        with pytest.raises(ValueError, match="needs at least 6 tasks with at least 8 scores each; got "):
             intervals.of_interquartile_mean(few)
 
 
@@ -110,5 +110,5 @@ def test_a_ratio_of_variances_of_groups_of_equal_size() -> None:
     assert found == pytest.approx((49.5, (100 / 16.044 - 1) / 2, (100 * 39.165 - 1) / 2), rel=1e-3)
     assert math.isnan(intervals.of_variance_ratio([[1, 1], [2, 2]]).value)
     for groups in ([], [[1, 2]], [[1], [2]], [[1, 2], [3, 4, 5]]):
-        with pytest.raises(ValueError, match="two or more groups of as many numbers, two or more; got "):
+        with pytest.raises(ValueError, match="at least two groups of equal size >= 2; got sizes "):
             intervals.of_variance_ratio(groups)

@@ -72,7 +72,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("heads nowhere --processes 0", "argument --processes: must be at least 1, got 0"),
         ("heads nowhere --sequences 0", "argument --sequences: must be at least 1, got 0"),
         ("figure gradients --seq_len 4", "argument --seq_len: must be at least 16, got 4"),
-        ("figure gradients --out x.gif", "--out ends with .gif; write .pdf, .svg, .png"),
+        ("figure gradients --out x.gif", "--out needs a file name in .pdf, .svg, .png, got x.gif"),
         ("claims head_cont", "did you mean 'head_count'?"),
         ("claims --ranks 4 17", "ranks must be integers from 1 to 16"),
         ("figure stairs", "did you mean 'staircase'?"),

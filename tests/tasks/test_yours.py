@@ -365,7 +365,7 @@ def test_an_npz_that_claims_more_than_it_has_is_refused(tmp_path: Path) -> None:
     header = b"{'descr': '<i8', 'fortran_order': False, 'shape': (2000000000, 1000), }".ljust(117) + b"\n"
     with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
         archive.writestr("inputs.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(80))
-    with pytest.raises(ValueError, match=in_one_line("claims 16,000,000,000,000 bytes and has 80")):
+    with pytest.raises(ValueError, match=in_one_line("claims 16,000,000,000,000 bytes but has 80")):
         tasks.create_task(str(tmp_path / "data.npz"))
 
 

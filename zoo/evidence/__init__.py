@@ -1,10 +1,10 @@
-"""Evidence for a prediction: checks with intervals, verdicts, and their pages; claims and experiments share them.
+"""Evidence for predictions, in claims and experiments: checks with confidence intervals, and verdicts.
 
     samples = {seed: accuracy for seed, accuracy in enumerate([0.97, 0.99, 1.0, 0.98, 1.0])}
     check = at_least("accuracy", samples, 0.9)
     print(check.verdict, check.interval_text)
 
-`zoo.evidence.interval` has the statistics, `zoo.evidence.page` writes verdicts; neither is loaded before it is needed.
+`zoo.evidence.interval` has the statistics, `zoo.evidence.page` renders verdicts.
 """
 
 from zoo.evidence.check import (

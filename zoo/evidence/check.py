@@ -1,4 +1,4 @@
-"""A check: one measured quantity with its interval, and the region in which a prediction puts it."""
+"""Checks: compare a measured quantity and its interval with the predicted region."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from zoo.report.numbers import NOTHING, Number, count, number
 
 CheckStatus: TypeAlias = Literal["holds", "fails", "undecided"]
 Samples: TypeAlias = Mapping[int, Number]
-"""One measurement for each seed; `paired` combines those of equal seeds."""
+"""One measurement per seed; `paired` combines measurements of the same seed."""
 Measured: TypeAlias = Number | Samples | Estimate
-"""A number is exact, by algebra or by a deterministic measurement: it has no interval."""
+"""A measurement. Numbers are exact (by algebra or a deterministic measurement) and have no interval."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One measured quantity, with its interval, and the region that the prediction gives it.
+    """A measured quantity with its interval, and its predicted region.
 
     Attributes:
         quantity: name of the quantity.
-        value: measured value; the median if there are samples.
-        low: least predicted value.
+        value: measured value; for samples their median.
+        low: smallest predicted value.
         high: largest predicted value.
-        interval: 95 % interval of the value; None if the value is exact, or if there is a reason to decide nothing.
+        interval: 95 % interval of the value; None if the value is exact or `reason` is set.
         seeds: seeds of the samples.
-        reason: reason why the check is undecided whatever the value; empty without one.
+        reason: if not empty, the check is undecided for this reason, whatever the value.
     """
 
     quantity: str
@@ -42,7 +42,7 @@ class Check:
 
     @property
     def verdict(self) -> CheckStatus:
-        """Holds if the whole interval is in the predicted region, fails if all of it is outside; undecided for NaN."""
+        """Holds if the whole interval is in the predicted region, fails if it is outside, else undecided (also NaN)."""
         low, high = self.interval or (self.value, self.value)
         if self.reason:
             return "undecided"
@@ -52,7 +52,7 @@ class Check:
 
     @property
     def predicted(self) -> str:
-        """The predicted region in words."""
+        """The predicted region as text."""
         if self.low == self.high:
             return f"= {number(self.low)}"
         if self.low == -math.inf:
@@ -66,14 +66,14 @@ class Check:
 
     @property
     def interval_text(self) -> str:
-        """The interval in words."""
+        """The interval as text."""
         if self.interval is None:
             return NOTHING if self.reason else "exact"
         return " to ".join(map(number, self.interval))
 
 
 def within(quantity: str, measured: Measured, low: Number = -math.inf, high: Number = math.inf) -> Check:
-    """Check that the measurement is between `low` and `high`."""
+    """Check that the measurement lies in [low, high]."""
     if isinstance(measured, Estimate):
         return Check(quantity, measured.value, low, high, measured[1:])
     if not isinstance(measured, Mapping):
@@ -82,7 +82,7 @@ def within(quantity: str, measured: Measured, low: Number = -math.inf, high: Num
     if lost := [seed for seed in seeds if not math.isfinite(measured[seed])]:
         reason = f"no number for seed {', '.join(map(str, lost))}"
     elif len(seeds) < FEWEST_SEEDS:
-        reason = f"{count(len(seeds), 'seed')} of the {FEWEST_SEEDS} that an interval needs"
+        reason = f"{count(len(seeds), 'seed')}, but an interval needs {FEWEST_SEEDS}"
     if reason:
         return Check(quantity, median(measured.values()) if seeds else math.nan, low, high, None, seeds, reason)
     found = of_median(list(measured.values()))
@@ -105,13 +105,13 @@ def at_least(quantity: str, measured: Measured, value: Number) -> Check:
 
 
 def near(quantity: str, measured: Measured, value: Number, relative: float) -> Check:
-    """Check that the measurement differs from `value` by at most the relative error."""
+    """Check that the measurement equals `value` up to a relative error."""
     room = abs(value) * relative
     return within(quantity, measured, value - room, value + room)
 
 
 def paired(function: Callable[..., Number], *samples: Samples) -> Samples:
-    """Apply a function, such as a difference or a ratio, to the measurements of each seed that all samples share.
+    """Apply a function, such as a difference or a ratio, to the measurements of each common seed.
 
     >>> paired(lambda a, b: a - b, {0: 3.0, 1: 5.0}, {1: 4.0, 2: 0.0})
     {1: 1.0}
@@ -121,7 +121,7 @@ def paired(function: Callable[..., Number], *samples: Samples) -> Samples:
 
 
 def given(check: Check, *premises: Check) -> Check:
-    """Return the check, undecided unless each premise holds."""
+    """Return the check; it is undecided unless all premises hold."""
     for premise in premises:
         if premise.verdict != "holds":
             why = f", with {premise.reason}" if premise.reason else ""
@@ -132,10 +132,10 @@ def given(check: Check, *premises: Check) -> Check:
 
 
 def controlled(negative: Check, *controls: Check) -> Check:
-    """Return a check that something is not learned, undecided unless each control holds.
+    """Return a check that a task is not learned; it is undecided unless all controls hold.
 
-    A control is a task that the same mixer must learn in the same budget, such as a shorter distance, fewer pairs or a
-    smaller group; or that four times the training changes nothing. A task that was learned after all refutes the
-    prediction, whatever its controls.
+    A control is an easier task that the same mixer learns with the same budget (a shorter distance, fewer pairs, a
+    smaller group), or the same result after four times the training. If the task is learned, the prediction fails,
+    whatever the controls.
     """
     return given(negative, *controls) if negative.verdict == "holds" else negative

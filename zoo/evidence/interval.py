@@ -1,9 +1,9 @@
-"""Intervals for verdicts, by scipy.stats; simulations at five and ten seeds check their coverage.
+"""Confidence intervals for verdicts, by scipy.stats; simulations with five and ten seeds test their coverage.
 
-Scores over seeds are seldom normal: they crowd below 1, and some seeds learn nothing. An interval of the mean, by
-Student's t or by resampling, then covers the mean too seldom. Hence the estimands: the share of seeds that solve a task
-(`of_share`), whether one model solves it sooner (`of_superiority`), a shift between paired seeds (`of_shift`), the
-median of a quantity (`of_median`), and the interquartile mean over several tasks (`of_interquartile_mean`).
+Scores over seeds are rarely normal: they crowd just below 1, and some seeds learn nothing. Intervals of the mean, by
+Student's t or bootstrap, then have too low coverage. So we estimate other quantities: the share of seeds that solve a
+task (`of_share`), the probability that one model solves it sooner (`of_superiority`), the shift between paired seeds
+(`of_shift`), the median (`of_median`), and the interquartile mean over several tasks (`of_interquartile_mean`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from zoo.extras import require_extra
 from zoo.report.numbers import Number
 
 FEWEST_SEEDS = 5
-"""Samples that an interval needs: of four, the range covers the median with probability 0.875 only."""
-_OUTSIDE = 1 / 32  # on each side; five samples can do no better than 15/16 in all, which their range has
+"""Samples that an interval needs: the range of four samples covers the median with probability 0.875 only."""
+_OUTSIDE = 1 / 32  # error probability on each side; the range of five samples reaches exactly this, 15/16 in all
 _CONFIDENCE = 0.95
 FEWEST_PAIRS = 5
 FEWEST_TASKS, FEWEST_SCORES = 6, 8
@@ -37,11 +37,10 @@ _UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 
 
 def of_median(samples: Sequence[Number]) -> Estimate:
-    """Return the median, between two of the samples: the k-th smallest and the k-th largest.
+    """Return the median, with the interval from the k-th smallest to the k-th largest sample.
 
-    Between them lies the median of what the samples are drawn from, of any distribution, with a probability of at least
-    15/16: of five samples k = 1 with 0.9375, of ten k = 2 with 0.979. Differences of pairs make it a paired interval.
-    NaN if a sample is.
+    It covers the median of any distribution with probability at least 15/16: 0.9375 for five samples (k = 1), 0.979 for
+    ten (k = 2). For a paired interval, pass differences of pairs. NaN if a sample is NaN.
 
     Raises:
         ValueError: fewer than five samples.
@@ -50,7 +49,7 @@ def of_median(samples: Sequence[Number]) -> Estimate:
     n, ordered = len(samples), sorted(samples)
     if n < FEWEST_SEEDS:
         raise ValueError(f"an interval needs at least {FEWEST_SEEDS} samples, got {n}")
-    if any(map(math.isnan, samples)):  # which have no order
+    if any(map(math.isnan, samples)):  # NaN has no order
         return _UNKNOWN
     below = require_extra("scipy.stats").binom.cdf(range(n), n, 0.5)
     k = int((below <= _OUTSIDE * (1 + 1e-9)).sum())
@@ -58,14 +57,15 @@ def of_median(samples: Sequence[Number]) -> Estimate:
 
 
 def of_shift(differences: Sequence[Number]) -> Estimate:
-    """Return the shift between paired samples by Hodges and Lehmann (1963), with the interval of the signed-rank test.
+    """Return the Hodges-Lehmann shift (1963) between paired samples, with the interval of the signed-rank test.
 
-    The shift is the median of the means of all pairs of differences, each with itself too. Its interval ends at two of
-    these means: of five differences it covers the shift with 0.9375, if they are symmetric around it. It is narrower
-    than the interval of the median difference, since it uses the size of the differences. NaN if a difference is.
+    The shift is the median of the Walsh averages, the means of all pairs of differences, including each with itself.
+    The ends of the interval are two of these means. For five differences it covers the shift with probability 0.9375,
+    if they are distributed symmetrically around it. It uses the size of the differences, so it is narrower than the
+    interval of the median difference. NaN if a difference is NaN.
 
     Args:
-        differences: one for each seed that both samples have.
+        differences: one difference per common seed.
 
     Raises:
         ValueError: fewer than five differences.
@@ -76,7 +76,7 @@ def of_shift(differences: Sequence[Number]) -> Estimate:
     if any(map(math.isnan, differences)):
         return _UNKNOWN
     means = sorted((a + b) / 2 for a, b in itertools.combinations_with_replacement(differences, 2))
-    ways = [1]  # in which a signed-rank sum of 0, 1, 2, ... comes about
+    ways = [1]  # number of sign patterns with signed-rank sum 0, 1, 2, ...
     for rank in range(1, n + 1):
         ways = [a + b for a, b in itertools.zip_longest(ways, [0] * rank + ways, fillvalue=0)]
     k = sum(below / 2**n <= _OUTSIDE for below in itertools.accumulate(ways))
@@ -84,21 +84,24 @@ def of_shift(differences: Sequence[Number]) -> Estimate:
 
 
 def of_interquartile_mean(tasks: Sequence[Sequence[Number]]) -> Estimate:
-    """Return the mean of the middle half of all scores, with a bootstrap interval stratified by task.
+    """Return the interquartile mean of all scores, with a bootstrap interval stratified by task.
 
-    The aggregate of Agarwal et al. (arXiv 2108.13264, `rliable`): seeds are drawn again within each task. Draws are
-    seeded, so that equal scores have equal intervals. With fewer tasks or seeds the interval covers too seldom.
+    This is the aggregate of Agarwal et al. (arXiv 2108.13264, `rliable`): seeds are resampled within each task. The
+    resampling is seeded, so equal scores give equal intervals. With fewer tasks or seeds the coverage is too low.
 
     Args:
-        tasks: scores by seed for each task, on one scale.
+        tasks: for each task, its scores by seed; all on one scale.
 
     Raises:
-        ValueError: fewer than six tasks, or fewer than eight scores of one.
+        ValueError: fewer than six tasks, or fewer than eight scores of a task.
         MissingExtraError: scipy is not installed.
     """
     if len(tasks) < FEWEST_TASKS or min(map(len, tasks)) < FEWEST_SCORES:
         sizes = ", ".join(str(len(scores)) for scores in tasks) or "none"
-        raise ValueError(f"needs {FEWEST_TASKS} tasks or more with {FEWEST_SCORES} scores or more each; got {sizes}")
+        raise ValueError(
+            f"an interquartile mean needs at least {FEWEST_TASKS} tasks with at least {FEWEST_SCORES} scores each; "
+            f"got {sizes}"
+        )
     stats, np = require_extra("scipy.stats"), require_extra("numpy")
 
     def middle(*scores: Any, axis: int = -1) -> Any:
@@ -118,7 +121,9 @@ def of_interquartile_mean(tasks: Sequence[Sequence[Number]]) -> Estimate:
 
 
 def of_share(successes: int, n: int) -> Estimate:
-    """Return the share of successes among n attempts, by Clopper and Pearson (1934): 0 of 10 is at most 0.31.
+    """Return the share of successes among n attempts, with the interval of Clopper and Pearson (1934).
+
+    For 0 of 10 the upper end is 0.31.
 
     Raises:
         ValueError: no attempts, or more successes than attempts.
@@ -130,13 +135,13 @@ def of_share(successes: int, n: int) -> Estimate:
 
 
 def of_rank_correlation(x: Sequence[Number], y: Sequence[Number]) -> Estimate:
-    """Return Spearman's correlation over pairs, by Fisher's z with the variance of Bonett and Wright (2000).
+    """Return Spearman's rank correlation, with the interval by Fisher's z and the variance of Bonett and Wright (2000).
 
-    A correlation of one is taken for the middle between one and the next smaller that so many pairs can have. Where a
-    side is constant there is no correlation: all three numbers are NaN.
+    For the interval, a correlation of 1 is replaced by the middle between 1 and the next smaller possible value for n
+    pairs. If x or y is constant, all three numbers are NaN.
 
     Raises:
-        ValueError: fewer than five pairs, or sides of different lengths.
+        ValueError: fewer than five pairs, or x and y of different lengths.
         MissingExtraError: scipy is not installed.
     """
     stats, n = require_extra("scipy.stats"), len(x)
@@ -152,10 +157,10 @@ def of_rank_correlation(x: Sequence[Number], y: Sequence[Number]) -> Estimate:
 
 
 def of_superiority(upper: Sequence[Number], lower: Sequence[Number]) -> Estimate:
-    """Return the probability that an upper number exceeds a lower one; ties count half. NaN without numbers.
+    """Return the probability that a number from `upper` exceeds one from `lower`; ties count half. NaN if one is empty.
 
-    Wilson's interval, as if there were only as many pairs as the shorter side has numbers: the variance is never
-    larger than that (Birnbaum and Klose 1957), whatever the distributions are.
+    The interval is Wilson's, with the size of the shorter sample as the number of trials. This bounds the variance for
+    any distributions (Birnbaum and Klose 1957).
 
     Raises:
         MissingExtraError: scipy is not installed.
@@ -170,21 +175,21 @@ def of_superiority(upper: Sequence[Number], lower: Sequence[Number]) -> Estimate
 
 
 def of_variance_ratio(groups: Sequence[Sequence[Number]]) -> Estimate:
-    """Return the variance of what groups differ by, over that within them: analysis of variance with random effects.
+    """Return the variance between groups over the variance within groups: analysis of variance with random effects.
 
-    The interval is exact where both are normal (Searle 1971); below zero the ratio and its ends are cut off.
+    The interval is exact if both are normal (Searle 1971). Negative values are replaced by zero.
 
     Args:
-        groups: two groups or more, of one size, two or more.
+        groups: at least two groups of the same size, which is at least two.
 
     Raises:
-        ValueError: too few groups or numbers, groups of different sizes.
+        ValueError: too few groups, groups that are too small or of different sizes.
         MissingExtraError: scipy is not installed.
     """
     a, n = len(groups), len(groups[0]) if groups else 0
     if a < 2 or n < 2 or any(len(group) != n for group in groups):
         sizes = ", ".join(str(len(group)) for group in groups) or "none"
-        raise ValueError(f"a ratio of variances needs two or more groups of as many numbers, two or more; got {sizes}")
+        raise ValueError(f"a ratio of variances needs at least two groups of equal size >= 2; got sizes {sizes}")
     within = statistics.fmean(statistics.variance(group) for group in groups)
     if within == 0:
         return _UNKNOWN

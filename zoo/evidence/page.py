@@ -1,4 +1,4 @@
-"""Renderer of verdicts: plain data for JSON, a section of Markdown, a table for the terminal, a figure of panels."""
+"""Render verdicts as JSON records, Markdown sections, terminal tables and figures."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ RULE = (
     "correlations and rates of decay have intervals of their own; an exact quantity has none."
 )
 """How checks are judged, for the pages."""
-_WIDTHS = (6.4, 4.2)  # inches, of a panel alone and of one beside another
-_MOST_NAMES, _MOST_IN_A_COLUMN = 20, 6  # of a legend beside the axes, and of one within them
+_WIDTHS = (6.4, 4.2)  # inches: width of a single panel, and of a panel next to another
+_MOST_NAMES, _MOST_IN_A_COLUMN = 20, 6  # most entries per column of a legend beside the axes, and within them
 _VARIANTS: tuple[dict[str, Any], ...] = (
     {"fillstyle": "full"},
     {"linestyle": (0, (4, 2)), "fillstyle": "none"},
     {"linestyle": (0, (1, 1)), "fillstyle": "left"},
     {"linestyle": (0, (4, 1, 1, 1)), "fillstyle": "right"},
 )
-_MOST_TICKS, _LEAST_GAP = 6, 0.12  # a tick for each point, unless they are more or nearer, as a share of the axis
+_MOST_TICKS, _LEAST_GAP = 6, 0.12  # each x gets a tick if there are no more, at least this share of the axis apart
 
 
 def verdict_record(verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict as plain data, as in claims.json; open ends and numbers that are not finite are None."""
+    """Return a verdict as plain data for claims.json; open ends and numbers that are not finite become None."""
     claim = verdict.claim
     record = {
         "name": claim.name,
@@ -78,7 +78,7 @@ def verdict_record(verdict: Verdict) -> dict[str, Any]:
 
 
 def check_record(check: Check) -> dict[str, Any]:
-    """Return a check as plain data; an open end of the predicted region is None."""
+    """Return a check as plain data; open ends of the predicted region become None."""
     return finite(
         {
             "quantity": check.quantity,
@@ -93,7 +93,7 @@ def check_record(check: Check) -> dict[str, Any]:
 
 
 def verdict_table(verdicts: Iterable[Verdict]) -> Table:
-    """Return a rich table, one row per claim, with its deciding check (the first against expectation, else the last).
+    """Return a rich table of claims; each row shows the first check against the expectation, or else the last check.
 
     Raises:
         MissingExtraError: rich is not installed.
@@ -107,8 +107,8 @@ def verdict_table(verdicts: Iterable[Verdict]) -> Table:
         against = next((each for each in (wrong, "undecided") if each in found), None)
         telling = checks[found.index(against) if against else -1]
         value = f"{number(telling.value)}, {telling.interval_text}" if telling.interval else number(telling.value)
-        said = f"{telling.predicted} {'said' if slogan else 'predicted'}"
-        instance = f"{telling.quantity}: {value} ({said}{', ' if telling.reason else ''}{telling.reason})"
+        expected = f"{telling.predicted} {'implied' if slogan else 'predicted'}"
+        instance = f"{telling.quantity}: {value} ({expected}{', ' if telling.reason else ''}{telling.reason})"
         colour = "green" if verdict.as_expected else "yellow" if verdict.status == "undecided" else "bold red"
         status, passed = text(verdict.status, style=colour), f"{found.count(right)}/{len(found)}"
         rows.append((verdict.claim.name, status, passed, instance, f"{verdict.seconds:.1f}"))
@@ -119,11 +119,11 @@ def verdict_table(verdicts: Iterable[Verdict]) -> Table:
 
 
 def section(record: Mapping[str, Any], plots: Sequence[str]) -> list[str]:
-    """Write lines of Markdown about one verdict.
+    """Return the Markdown section of a verdict, as lines.
 
     Args:
         record: result of `verdict_record`.
-        plots: files with its panels, one each, or one with all of them.
+        plots: image files, one per panel or one with all panels.
     """
     slogan = record["kind"] == "slogan"
     lines = [
@@ -148,7 +148,7 @@ def section(record: Mapping[str, Any], plots: Sequence[str]) -> list[str]:
 
 
 def check_rows(checks: Iterable[Check], expected: str = "holds") -> list[tuple[str, ...]]:
-    """Return the cells of a table of checks: quantity, value, interval, predicted region, and verdict with a reason."""
+    """Return the cells of a table of checks: quantity, value, interval, predicted region, verdict with its reason."""
     rows = []
     for check in checks:
         word = check.verdict if check.verdict == expected else f"**{check.verdict}**"
@@ -158,7 +158,7 @@ def check_rows(checks: Iterable[Check], expected: str = "holds") -> list[tuple[s
 
 
 def read_check(record: Mapping[str, Any]) -> Check:
-    """Read a check from its record, in which open ends and numbers that are not finite are None."""
+    """Read a check from its record; None is an open end, or a number that was not finite."""
     low, high = (
         end if given is None else given for given, end in zip(record["predicted"], (-math.inf, math.inf), strict=True)
     )
@@ -169,9 +169,9 @@ def read_check(record: Mapping[str, Any]) -> Check:
 
 @styled
 def panels_figure(panels: Sequence[Panel], n_rows: int = 1) -> Figure:
-    """Draw plots next to each other, in rows, as one matplotlib figure.
+    """Draw panels in rows, as one matplotlib figure.
 
-    Curves of the same names in two neighbours are named in the latter.
+    If a panel has the same curve names as the next one, only the next one shows them.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -194,7 +194,7 @@ def panels_figure(panels: Sequence[Panel], n_rows: int = 1) -> Figure:
 
 
 def _draw(axes: Axes, panel: Panel) -> None:
-    looks, across = _looks(panel), bool(panel.x_names)  # names are read across, so they label the vertical axis
+    looks, across = _looks(panel), bool(panel.x_names)  # long names are horizontal, on the vertical axis
     for curve in panel.curves:
         y = [max(value, panel.lowest) for value in curve.y] if panel.log_y else curve.y
         style = _STYLES[curve.style]
@@ -218,7 +218,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
     if across:
         axes.set(xlabel=panel.y_label, xscale="log" if panel.log_y else "linear")
         axes.set_yticks(range(len(panel.x_names)), labels=panel.x_names)
-        axes.set_ylim(len(panel.x_names) - 0.5, -0.5)  # the first on top
+        axes.set_ylim(len(panel.x_names) - 0.5, -0.5)  # the first name on top
         if panel.share:
             axes.set_xlim(-0.03, 1.03)
         return
@@ -228,7 +228,9 @@ def _draw(axes: Axes, panel: Panel) -> None:
         places = sorted({x for curve in panel.curves for x in curve.x})
         gaps = [math.log(high / low) for low, high in itertools.pairwise(places)]
         if len(places) <= _MOST_TICKS and min(gaps, default=1.0) >= _LEAST_GAP * sum(gaps):
-            axes.set_xticks(places, labels=[number(x) for x in places])  # powers of ten would miss them
+            axes.set_xticks(
+                places, labels=[number(x) for x in places]
+            )  # the default ticks, powers of ten, would miss them
             axes.minorticks_off()
         elif places[-1] < 100 * places[0]:
             ticker = require_extra("matplotlib.ticker")
@@ -244,9 +246,9 @@ def _draw(axes: Axes, panel: Panel) -> None:
 
 
 def _looks(panel: Panel) -> dict[str, dict[str, Any]]:
-    """Return the look of each curve, by its label: colour and marker of its mixer, or a colour that none of them has.
+    """Return {label: look}: colour and marker of the curve's mixer; for other curves a colour that no mixer has.
 
-    Further configurations of a mixer, and lines of none, have other dashes, and markers that are filled in another way.
+    Curves with the same mixer, and curves without one, differ in dashes and in the fill of their markers.
     """
     families = list(dict.fromkeys(_family(curve.label) for curve in panel.curves))
     named = {family: [part for part in family.lower().split(", ") if part in MIXERS] for family in families}
@@ -271,12 +273,12 @@ def _scattered(panel: Panel) -> bool:
 
 
 def _is_listed(panel: Panel) -> bool:
-    """Whether the names of points need a legend beside the axes: within them it would hide points."""
+    """Return whether a scatter plot needs its legend beside the axes, because it would hide points within them."""
     if panel.x_names:
         return not {curve.label for curve in panel.curves} <= {*panel.x_names}
     return _scattered(panel) and len(panel.curves) > _MOST_IN_A_COLUMN and any(len(each.x) > 1 for each in panel.curves)
 
 
 def _family(label: str) -> str:
-    """Return the part of a label that decides the colour: 'k = 4: bound' and 'k = 4: trained' share one."""
+    """Return the part of a label that determines the colour, which 'k = 4: bound' and 'k = 4: trained' share."""
     return label.partition(":")[0]

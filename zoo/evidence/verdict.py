@@ -1,4 +1,4 @@
-"""A verdict: a prediction, the evidence measured for it, and the status that follows from these two only."""
+"""Verdicts: a prediction, its measured evidence, and the resulting status."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CurveStyle: TypeAlias = Literal["line", "points", "marked", "stars", "dashed", "
 
 @dataclass(frozen=True)
 class Curve:
-    """One line of a plot, with the ends of an interval around each point where they are given."""
+    """A curve of a plot; `ends` are optional intervals around its points."""
 
     label: str
     x: Sequence[Number]
@@ -26,12 +26,12 @@ class Curve:
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
-            raise ValueError(f"curve {self.label!r} has {len(self.x)} abscissae and {len(self.y)} ordinates")
+            raise ValueError(f"curve {self.label!r} has {len(self.x)} x values and {len(self.y)} y values")
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One plot: axes with their units, and curves."""
+    """A plot: axes with units, and curves."""
 
     title: str
     x_label: str
@@ -39,15 +39,15 @@ class Panel:
     curves: Sequence[Curve]
     log_x: bool = False
     log_y: bool = True
-    whole_x: bool = False  # the abscissa counts: ticks at integers only
-    x_names: tuple[str, ...] = ()  # names at the abscissae 0, 1, ...
-    lowest: float = 1e-18  # smaller values on a log axis, zero above all, are drawn here
-    share: bool = False  # the ordinate is a share: it reaches from 0 to 1, however close the values are
+    whole_x: bool = False  # x is a count: ticks at integers only
+    x_names: tuple[str, ...] = ()  # names of x = 0, 1, ...
+    lowest: float = 1e-18  # on a log axis, smaller values such as zero are drawn here
+    share: bool = False  # y is a fraction: the axis spans 0 to 1
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The result of a measurement; names of planned runs in `missing` make the verdict undecided."""
+    """The result of a measurement; with planned runs in `missing`, the verdict is undecided."""
 
     checks: tuple[Check, ...]
     panels: tuple[Panel, ...] = ()
@@ -55,20 +55,20 @@ class Evidence:
 
     def __post_init__(self) -> None:
         if not self.checks:
-            raise ValueError("a measurement must check something")
+            raise ValueError("evidence needs at least one check")
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A sentence that can turn out false.
+    """A falsifiable prediction, or a slogan to refute.
 
     Args:
         name: name of the claim or experiment.
         statement: the prediction in one or two sentences.
-        source: where it comes from; `zoo claims --paper` finds a claim by the arXiv numbers in it.
+        source: publication or derivation; `zoo claims --paper` finds claims by the arXiv numbers in it.
         refuted_by: the measurement that would refute it.
-        slogan: a sentence that is often said and is false: its checks are its consequences, and it is refuted as
-            predicted when all of them fail.
+        slogan: whether it is a common but false statement. Its checks are consequences of the statement, and it is
+            "refuted as predicted" if all of them fail.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Prediction:
         return tuple(re.findall(r"\b\d{4}\.\d{4,5}\b", self.source))
 
     def judge(self, evidence: Evidence) -> Status:
-        """Return the verdict that the evidence compels."""
+        """Return the verdict that follows from the evidence."""
         found = {check.verdict for check in evidence.checks}
         if evidence.missing:
             return "undecided"
@@ -94,7 +94,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A prediction after its measurement."""
+    """A prediction with its evidence and status."""
 
     claim: Prediction
     evidence: Evidence
@@ -103,11 +103,11 @@ class Verdict:
 
     @property
     def as_expected(self) -> bool:
-        """True for a claim that holds and for a slogan that is refuted."""
+        """Whether a claim holds or a slogan is refuted."""
         return self.status in ("holds", "refuted as predicted")
 
 
 def exit_status(verdicts: Iterable[Verdict]) -> int:
-    """Return 0 if all is as expected, 1 if a claim fails or a slogan is not refuted, 3 if some are only undecided."""
+    """Return 0 if all verdicts are as expected, 3 if the others are all undecided, else 1."""
     against = [verdict.status for verdict in verdicts if not verdict.as_expected]
     return 3 if against and set(against) == {"undecided"} else int(bool(against))

@@ -1,4 +1,4 @@
-"""One look for all results: numbers, Markdown, pages, plots, the terminal, files, the machine.
+"""Output of results in one style: numbers, Markdown, pages, plots, terminal, files.
 
-Nothing is imported before a function here needs it: matplotlib and rich belong to the extra `report`.
+matplotlib and rich belong to the extra `report` and are imported only when a function needs them.
 """

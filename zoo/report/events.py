@@ -1,4 +1,4 @@
-"""Files of TensorBoard's events, written whole."""
+"""Write TensorBoard event files atomically."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from zoo.report.files import write_atomically
 
 
 def write_events(file: Path, summaries: Iterable[tuple[int, Any]], began: float) -> None:
-    """Write a file of events, atomically, and only if it changes.
+    """Write an event file, atomically and only if it changes.
 
     Args:
         file: path of the file; its name must contain "tfevents".
         summaries: pairs of step and `Summary`.
-        began: time of the events, in seconds since 1970: TensorBoard sorts runs by it, and colours them in this order.
+        began: time of the events, in seconds since 1970. TensorBoard sorts and colours runs in this order.
 
     Raises:
         OSError: the file cannot be written.

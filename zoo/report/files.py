@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and JSON in which a number that is not finite is null."""
+"""Atomic writing of files, JSON without NaN, and safe reading of npz files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from zoo.extras import require_extra
 
 
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write text (UTF-8) or bytes under a temporary name in the same folder, then rename.
+    """Write text (UTF-8) or bytes to a temporary file in the same folder, then rename it.
 
     Raises:
-        OSError: the folder is missing or cannot be written; it is named, and an earlier file at `path` stays.
+        OSError: the folder is missing or not writable; an existing file at `path` is unchanged.
     """
     path = Path(path)
-    # Without the name in it: TensorBoard reads every file that is called one of events, hidden ones too.
+    # The temporary name does not contain the file's: TensorBoard reads all event files, even hidden ones.
     temporary = path.with_name(f".{uuid.uuid4().hex}")
     try:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -31,16 +31,16 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        if isinstance(error, OSError) and error.filename is not None:  # nobody has heard of the temporary name
+        if isinstance(error, OSError) and error.filename is not None:  # the message must not show the temporary name
             raise OSError(error.errno, error.strerror, str(path if path.is_dir() else path.parent)) from None
         raise
 
 
 def write_all(folder: str | os.PathLike[str], contents: Mapping[str, str | bytes]) -> list[Path]:
-    """Write files by their paths in a folder, which is made, each whole or not at all; return their whole paths.
+    """Write {path in the folder: content}, each file atomically; create missing folders and return the full paths.
 
     Raises:
-        OSError: the folder cannot be written.
+        OSError: the folder is not writable.
     """
     files = {Path(folder, name): content for name, content in contents.items()}
     for file, content in files.items():
@@ -50,20 +50,20 @@ def write_all(folder: str | os.PathLike[str], contents: Mapping[str, str | bytes
 
 
 def check_place(path: str | os.PathLike[str]) -> None:
-    """Refuse, before the work is done, a path to which no file can be written.
+    """Check, before long work starts, that a file can be written to `path`.
 
     Raises:
-        ValueError: a folder, or something in a folder that is not there.
+        ValueError: `path` is a folder, or its folder does not exist.
     """
     path = Path(path)
     if path.is_dir():
-        raise ValueError(f"{path} is a folder: give the name of a file")
+        raise ValueError(f"{path} is a folder, but a file is needed")
     if not path.resolve().parent.is_dir():
-        raise ValueError(f"there is no folder {path.parent} to write {path.name} into")
+        raise ValueError(f"cannot write {path.name}: there is no folder {path.parent}")
 
 
 def as_json(content: Any, indent: int | None = 1) -> str:
-    """Write plain data as a JSON file's text; a number that is not finite is null.
+    """Format plain data as the text of a JSON file; numbers that are not finite become null.
 
     >>> print(as_json({"loss": math.nan, "at": (1, 2.5)}, indent=None), end="")
     {"loss": null, "at": [1, 2.5]}
@@ -75,14 +75,14 @@ def read_json(path: Path) -> Any:
     """Return the content of a JSON file, None for NaN and Infinity.
 
     Raises:
-        OSError: there is none, or it cannot be read.
+        OSError: the file does not exist or cannot be read.
         ValueError: it is not JSON.
     """
     return parse_json(path.read_text(encoding="utf-8"))
 
 
 def parse_json(text: str) -> Any:
-    """Return the content of a JSON file's text, None for NaN and Infinity."""
+    """Parse the text of a JSON file; NaN and Infinity become None."""
     return json.loads(text, parse_constant=_finite, parse_float=_finite)
 
 
@@ -91,10 +91,11 @@ def _finite(text: str) -> float | None:
 
 
 def read_npz(file: Path) -> dict[str, Any]:
-    """Return the arrays of an npz file by name; arrays of Python objects are never loaded.
+    """Read the arrays of an npz file by name; arrays of Python objects are never loaded.
 
     Raises:
-        ValueError: no npz file, or one whose arrays claim to be larger than the file: nothing is allocated for these.
+        ValueError: the file is not npz, or an array's header claims more bytes than the file has (checked before any
+            memory is allocated).
         OSError: the file cannot be read.
         MissingExtraError: numpy is not installed.
     """
@@ -107,15 +108,15 @@ def read_npz(file: Path) -> dict[str, Any]:
                     shape, _, dtype = read_header[np.lib.format.read_magic(array)](array)
                     claimed, there = math.prod(shape) * dtype.itemsize, member.file_size - array.tell()
                 if claimed > there and not dtype.hasobject:
-                    raise ValueError(f"{member.filename} claims {claimed:,} bytes and has {there:,}")
+                    raise ValueError(f"{member.filename} claims {claimed:,} bytes but has {there:,}")
         with np.load(file, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, MemoryError, NotImplementedError) as error:
-        raise ValueError(f"no npz file: {error or type(error).__name__}") from None
+        raise ValueError(f"not a valid npz file: {error or type(error).__name__}") from None
 
 
 def finite(content: Any) -> Any:
-    """Return the same plain data with None for each number that is not finite, lists for tuples and text for keys."""
+    """Convert plain data to valid JSON: numbers that are not finite become None, tuples lists, and keys strings."""
     if isinstance(content, Mapping):
         return {str(key): finite(each) for key, each in content.items()}
     if isinstance(content, list | tuple):

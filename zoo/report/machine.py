@@ -1,4 +1,4 @@
-"""The machine that a number was measured on."""
+"""Describe the machine of a measurement."""
 
 from __future__ import annotations
 

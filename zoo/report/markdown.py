@@ -1,4 +1,4 @@
-"""Markdown: tables, and the part of a page that a program writes."""
+"""Markdown: tables, escaping, and generated parts of pages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], align: str = "
 
     Args:
         headings: names of the columns.
-        rows: a text for each column; a bar, and the beginning of a tag, are escaped.
-        align: a letter for each column, l, c or r; default l for all.
+        rows: one text per column; `|` and `<` are escaped.
+        align: one letter per column, l, c or r; default l for all.
     """
     rules = "|".join(_RULES[letter] for letter in align or "l" * len(headings))
     return [_line(headings), f"|{rules}|", *map(_line, rows)]
@@ -28,22 +28,22 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def untagged(text: str) -> str:
-    """Return a text, which may hold a stranger's names, without the beginning of a tag."""
+    """Escape `<`, so that names from other sources cannot contain HTML tags."""
     return text.replace("<", "&lt;")
 
 
 def sentence(text: str) -> str:
-    """Return a line of a registry as a sentence; an empty text stays empty."""
+    """Make a sentence of a summary: capital letter and full stop; an empty text is unchanged."""
     return text[:1].upper() + text[1:].rstrip(".") + "." * bool(text)
 
 
 def replace_part(page: str, name: str, part: str) -> str:
-    """Return the page with another part between `<!-- name -->` and `<!-- /name -->`; a page without the two as it is.
+    """Replace the lines between `<!-- name -->` and `<!-- /name -->`; a page without these markers is unchanged.
 
     Args:
-        page: text of the whole.
-        name: name of the part.
-        part: whole lines.
+        page: text of the page.
+        name: name in the markers.
+        part: the new lines, each with its line break.
     """
     begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
     before, found, rest = page.partition(begin)

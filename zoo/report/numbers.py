@@ -1,4 +1,4 @@
-"""Numbers as text, for tables and sentences."""
+"""Format numbers, sizes, durations and option values as text."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 Number: TypeAlias = int | float
 
 NOTHING = "–"
-"""Stands for a missing number."""
+"""Text for a missing number."""
 
 
 def number(value: Number | None, digits: int = 4) -> str:
-    """Write whole numbers, and those from a thousand to a million, to the unit; others to `digits` significant digits.
+    """Format a number: integers and numbers from 1,000 to 1,000,000 as integers, others to `digits` significant digits.
 
     >>> [number(value) for value in (12345, 8.0, 1234.5, 0.0123456, 1e-9, None)]
     ['12,345', '8', '1,234', '0.01235', '1e-09', '–']
@@ -26,7 +26,7 @@ def number(value: Number | None, digits: int = 4) -> str:
 
 
 def size(n_bytes: int | None) -> str:
-    """Write bytes in the largest binary unit in which they are at least 1.
+    """Format a number of bytes in the largest binary unit that gives at least 1.
 
     >>> [size(n) for n in (320, 1536, 8 * 2**20, None)]
     ['320 B', '1.5 KiB', '8 MiB', '–']
@@ -38,7 +38,7 @@ def size(n_bytes: int | None) -> str:
 
 
 def duration(seconds: Number) -> str:
-    """Write seconds, from two minutes on minutes, from two hours on hours.
+    """Format seconds; minutes from two minutes on, hours from two hours on.
 
     >>> [duration(seconds) for seconds in (47.2, 300, 9000)]
     ['47 s', '5 min', '2.5 h']
@@ -48,12 +48,12 @@ def duration(seconds: Number) -> str:
 
 
 def count(n: int, noun: str) -> str:
-    """1 run, 2 runs."""
+    """Format a count with its noun: 1 run, 2 runs."""
     return f"{n:,} {noun}{'s' if n != 1 else ''}"
 
 
 def plain(value: Any) -> str:
-    """Return an option's value; equal entries of a list that follow each other are counted.
+    """Format an option's value; repeated neighbours in a list are counted.
 
     >>> plain(["attention", "attention", "lstm"]), plain(True), plain(None), plain(1e-3)
     ('2×attention+lstm', 'true', 'none', '0.001')

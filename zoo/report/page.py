@@ -1,4 +1,4 @@
-"""A page of measurements: sentences, tables that explain their columns, a picture; for a terminal, Markdown or HTML."""
+"""Pages of measurements: text, tables with explained columns and a picture, for terminal, Markdown or HTML."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Column:
 
     Attributes:
         heading: name of the column.
-        meaning: explanation of the heading; empty if it needs none.
-        cell: text that is shown for a row.
-        text: whether it holds text, which is aligned to the left, unlike numbers.
-        value: key by which a page sorts rows; default the text of the cell.
-        more_first: whether more is better, and on top after the first click on the heading.
-        stays: whether it is shown however narrow the terminal is.
+        meaning: explanation of the heading; empty if none is needed.
+        cell: returns the text for a row.
+        text: whether the column is text (left-aligned) rather than numbers (right-aligned).
+        value: returns the key by which an HTML page sorts rows; default: the text of the cell.
+        more_first: whether higher is better; then the first click on the heading sorts in descending order.
+        stays: whether the column is shown even on a narrow terminal.
         best: whether a row's cell is marked as the best.
     """
 
@@ -42,18 +42,18 @@ class Column:
     best: Callable[[Any], bool] = lambda row: False
 
     def key(self, row: Any) -> Number | str | None:
-        """Return the value by which a row is sorted."""
+        """Return the sort key of a row."""
         return (self.value or self.cell)(row)
 
 
 @dataclass(frozen=True)
 class Section:
-    """A table of a page, under its title.
+    """A table with title and note.
 
     Attributes:
         title: heading above the table.
-        columns: its columns.
-        rows: whatever the columns read, such as a configuration.
+        columns: the columns.
+        rows: the objects that the columns format, such as configurations.
         note: a sentence below the table.
     """
 
@@ -64,18 +64,18 @@ class Section:
 
 
 LISTED = "- **{}**: {}"
-"""The line of a column's meaning in Markdown."""
+"""Format of a column's heading and meaning in Markdown."""
 _NAME = Column("", "", lambda row: row.name, text=True)
 
 
 @dataclass(frozen=True)
 class Page:
-    """The content of a page, before it is laid out.
+    """The content of a page, independent of its format.
 
     Attributes:
         title: heading of the page.
-        tables: title -> columns; every table has the same rows. A terminal and HTML show them one by one.
-        rows: the measurements, each with a `name`.
+        tables: {title: columns}; all tables have the same rows. Terminal and HTML show separate tables, Markdown one.
+        rows: the measurements, each with the attribute `name`.
         lead: sentences above the tables.
         notes: sentences below the tables.
         caption: description of the picture.
@@ -95,7 +95,7 @@ class Page:
 
 
 def print_page(page: Page, console: Console) -> None:
-    """Print tables, each with the meaning of its columns, and sentences; a heading may wrap, a number does not."""
+    """Print the tables, each with the meanings of its columns, and the sentences; headings may wrap, cells may not."""
     for title, columns in page.tables.items():
         headings, lines, align = cells((_NAME, *columns), page.rows)
         shown = make_table(headings, lines, align, title=title)
@@ -109,12 +109,12 @@ def print_page(page: Page, console: Console) -> None:
 
 
 def meanings(columns: Iterable[Column], line: str = "{}: {}") -> list[str]:
-    """Return what the columns mean, a line for each meaning, by default for a terminal."""
+    """Return a line per explained column, without repetitions; the default format is for a terminal."""
     return list(dict.fromkeys(line.format(each.heading, each.meaning) for each in columns if each.meaning))
 
 
 def page_as_markdown(page: Page, picture: str) -> str:
-    """Return the page with one table of all columns.
+    """Render the page in Markdown, with one table of all columns.
 
     Args:
         page: the content.
@@ -127,12 +127,12 @@ def page_as_markdown(page: Page, picture: str) -> str:
 
 
 def as_markdown(title: str, about: str, sections: Sequence[Section], end: Sequence[str]) -> str:
-    """Return a page of tables in Markdown.
+    """Render a page of tables in Markdown.
 
     Args:
         title: heading of the page.
         about: text above the tables.
-        sections: the tables; one without a title has no heading.
+        sections: the tables; an empty title gives no heading.
         end: lines after the tables.
     """
     lines = [f"# {untagged(title)}", "", untagged(about), ""]
@@ -143,7 +143,7 @@ def as_markdown(title: str, about: str, sections: Sequence[Section], end: Sequen
 
 
 def as_html(page: Page, picture: bytes = b"", explorer: Mapping[str, Any] | None = None) -> str:
-    """Return the page with a picture, a PNG, or the explorer of these data (`explorer.html`); it needs no network.
+    """Render the page as self-contained HTML, with a picture (PNG) or an interactive explorer (`explorer.html`).
 
     Raises:
         MissingExtraError: jinja2 is not installed.
@@ -153,7 +153,7 @@ def as_html(page: Page, picture: bytes = b"", explorer: Mapping[str, Any] | None
 
 
 def render(template: Path, **parts: Any) -> str:
-    """Return the page that a template makes of its parts, whose text is escaped; it may include files of this folder.
+    """Render a jinja2 template; text is escaped, and the template may include files of this folder.
 
     Raises:
         MissingExtraError: jinja2 is not installed.
@@ -170,6 +170,6 @@ def render(template: Path, **parts: Any) -> str:
 
 
 def cells(columns: Sequence[Column], rows: Iterable[Any]) -> tuple[list[str], list[list[str]], str]:
-    """Return headings, lines and alignment of a table in Markdown or a terminal, the best cells in bold (`**`)."""
+    """Return headings, rows and alignment of a table for Markdown or a terminal, with the best cells in bold (`**`)."""
     lines = [[f"**{each.cell(row)}**" if each.best(row) else each.cell(row) for each in columns] for row in rows]
     return [column.heading for column in columns], lines, "".join("l" if column.text else "r" for column in columns)

@@ -1,6 +1,6 @@
-"""Plots: one style, a look for each mixer, and PNG files that are the same bytes for the same picture.
+"""Plots: one style, a fixed look for each mixer, and reproducible image files.
 
-matplotlib is used without pyplot: no backend is chosen and no figure outlives its reference.
+We use matplotlib without pyplot, so that no backend is chosen and figures are garbage-collected.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ COLOURS = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
     *("#770044", "#4400aa", "#bb22ff", "#665522", "#bb0077"),
 )
-"""Eleven colours that readers with any kind of colour blindness can tell apart."""
+"""Eleven colours that are distinguishable with any kind of colour blindness."""
 
 MARKERS = (
     *(("o", "circle", "●"), ("s", "square", "■"), ("^", "triangle-up", "▲"), ("D", "diamond", "◆")),
     *(("v", "triangle-down", "▼"), ("X", "x", "✖"), ("P", "cross", "✚"), ("*", "star", "★")),
 )
-"""Eight markers: matplotlib's name, plotly's name, and a character."""
+"""Eight markers: name in matplotlib, name in plotly, and character."""
 
 _LISTED = (
     *("attention", "selective_ssm", "ssd", "lstm", "gated_delta_net", "hybrid", "delta_net", "diagonal_ssm"),
@@ -45,11 +45,11 @@ _LISTED = (
     *("head_hybrid", "moba", "nsa", "log_linear_gated_delta_net", "log_linear_ssd", "gsa", "comba", "mesa_net"),
     *("titans", "linoss", "rwkv6", "dsa", "deltaformer", "rwkv4"),
 )
-"""Mixers whose looks follow from their places, those most often compared first. Never reorder: only append."""
-_OTHERS = 56  # looks from this one on are those of mixers that are not listed
+"""Mixers whose looks are given by their index, those compared most often first. Never reorder, only append."""
+_OTHERS = 56  # index of the first look for unlisted mixers
 
 KINDS: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {"Software": None}}
-"""Formats of pictures, with the metadata that each would change from day to day."""
+"""File formats, with the metadata to omit because it varies."""
 
 _STYLE = {
     "axes.grid": True,
@@ -63,17 +63,18 @@ _STYLE = {
     "lines.markersize": 4,
 }
 _PANEL = (6.0, 4.2)  # inches; legible in TensorBoard's panes
-_NAME, _NAME_LENGTH, _NEAR_THE_EDGE = 8, 28, 0.8  # points and characters of a line's name; share of the width
+_NAME, _NAME_LENGTH = 8, 28  # font size in points, and maximum number of characters, of a line's name
+_NEAR_THE_EDGE = 0.8  # lines that end beyond this share of the width are named beside the axes
 _LEADER: dict[str, Any] = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 2, "shrinkB": 3}  # from a name to its line
-_DISTANCES = (5, 12, 20, 30, 42)  # points from the end of a line to its name, within the axes
-_COLOURED, _GREY = 8, "#c3c8ce"  # lines of a panel that have their colours, and the colour of the others
+_DISTANCES = (5, 12, 20, 30, 42)  # tried distances in points from the end of a line to its name, within the axes
+_COLOURED, _GREY = 8, "#c3c8ce"  # maximum number of coloured lines in a panel, and the colour of the others
 
 
 def styled(draw: Callable[P, R]) -> Callable[P, R]:
-    """Let a function draw in the one style, whatever the user's own settings are.
+    """Decorate a function to draw in our style, whatever the user's matplotlib settings.
 
     Raises:
-        MissingExtraError: when it is called and matplotlib is not installed.
+        MissingExtraError: on a call, if matplotlib is not installed.
     """
 
     @functools.wraps(draw)
@@ -86,12 +87,12 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
 
 @styled
 def new_figure(n_columns: int = 1, n_rows: int = 1, *, width: float = _PANEL[0]) -> tuple[Figure, list[Axes]]:
-    """Return a figure of equal panels, and its axes row by row.
+    """Return a figure with equal panels, and its axes row by row.
 
     Args:
-        n_columns: panels side by side.
-        n_rows: panels one below the other.
-        width: width of a panel, in inches.
+        n_columns: number of columns of panels.
+        n_rows: number of rows of panels.
+        width: width of a panel in inches.
     """
     figure_size = (n_columns * width, n_rows * _PANEL[1])
     figure = require_extra("matplotlib.figure").Figure(figsize=figure_size)
@@ -103,8 +104,8 @@ class Look(NamedTuple):
 
     Attributes:
         colour: as #rrggbb.
-        marker: matplotlib's name.
-        symbol: plotly's name of the same marker.
+        marker: name of the marker in matplotlib.
+        symbol: name of the marker in plotly.
         glyph: the marker as a character.
     """
 
@@ -115,25 +116,25 @@ class Look(NamedTuple):
 
 
 def nth_look(at: int) -> Look:
-    """Return one of 88 looks: the numbers of colours and of markers share no factor, so that no two are alike."""
+    """Return one of 88 looks, all different because the numbers of colours (11) and markers (8) are coprime."""
     return Look(COLOURS[at % len(COLOURS)], *MARKERS[at % len(MARKERS)])
 
 
 def look_of(mixer: str) -> Look:
-    """Return the look of a mixer, which follows from its name alone: other mixers do not change it."""
+    """Return the look of a mixer, which depends only on its name."""
     if mixer in _LISTED:
         return nth_look(_LISTED.index(mixer))
     return nth_look(_OTHERS + zlib.crc32(mixer.encode()) % (len(COLOURS) * len(MARKERS) - _OTHERS))
 
 
 def line_styles(mixers: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return how to draw the line of each mixer: at most eight have their looks, those most often compared.
+    """Return matplotlib options for the line of each mixer; at most eight have their looks, those compared most often.
 
-    The others are grey, and their labels begin with "_", so that they are not named. Later lines are thinner: one under
-    another shows at its sides.
+    The other lines are grey, with labels that begin with "_", so that they are not named. Later lines are thinner, so
+    that a line below another one remains visible.
     """
     order = {mixer: at for at, mixer in enumerate(_LISTED)}
-    named = sorted(mixers, key=lambda mixer: order.get(mixer, -1))[:_COLOURED]  # those of the user first
+    named = sorted(mixers, key=lambda mixer: order.get(mixer, -1))[:_COLOURED]  # user-defined mixers first
     styles: dict[str, dict[str, Any]] = {}
     for at, mixer in enumerate(mixers):
         look = look_of(mixer)
@@ -144,34 +145,34 @@ def line_styles(mixers: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def whole_numbers() -> Any:
-    """Return a locator that marks an axis at integers only."""
+    """Return a tick locator for integers only."""
     return require_extra("matplotlib.ticker").MaxNLocator(integer=True)
 
 
 def name_lines(*panels: Axes) -> None:
-    """Name each line of a figure's axes in its colour, instead of in a legend.
+    """Write each line's name next to it in its colour, instead of a legend.
 
-    A line that ends at the right edge is named beside the axes, another one next to its end. Names are moved off one
-    another, and within the axes off points and lines too.
+    A line that ends near the right edge is named beside the axes, other lines next to their ends. Names do not overlap
+    each other, and within the axes they avoid points and lines too.
     """
     for axes in panels:
         axes.autoscale_view()
     within = [(axes, line) for axes in panels for line in _name_beside(axes)]
     if within:
         figure: Any = panels[0].figure
-        figure.draw_without_rendering()  # the layout, which the names beside the axes decide
+        figure.draw_without_rendering()  # computes the layout, which depends on the names beside the axes
     for axes, line in within:
         _name_within(axes, line)
 
 
 def _named(line: Any) -> str:
-    """Return the name of a line, broken to be short; empty if it has none."""
+    """Return the name of a line, wrapped; empty if it has none."""
     name = str(line.get_label())
     return "" if name.startswith("_") else fill(name, _NAME_LENGTH)
 
 
 def _name_beside(axes: Axes) -> list[Any]:
-    """Name lines that end at the right edge beside the axes, by their means if they meet; return the others."""
+    """Name the lines that end near the right edge beside the axes, ordered by end and mean; return the other lines."""
     into_axes, beside, others = (axes.transData + axes.transAxes.inverted()).transform, [], []
     for line in axes.get_lines():
         name, points = _named(line), into_axes(line.get_xydata())
@@ -183,13 +184,13 @@ def _name_beside(axes: Axes) -> list[Any]:
     beside.sort(key=lambda each: each[:2])
     lines = sum(1 + name.count("\n") for *_, name in beside)
     room = 72 * axes.bbox.height / axes.figure.dpi
-    fontsize = min(_NAME, room / (1.3 * max(1, lines)))  # many names are smaller rather than out of the picture
+    fontsize = min(_NAME, room / (1.3 * max(1, lines)))  # smaller if there are many, so that all fit
     height = 1.3 * fontsize / room
     half = [height * (1 + name.count("\n")) / 2 for *_, name in beside]
     places: list[float] = []
     for at, (y, *_) in enumerate(beside):
         places.append(max(y, places[-1] + half[at - 1] + half[at]) if places else y)
-    top = 1.0 + height  # a stack that would leave the axes is pushed down again
+    top = 1.0 + height  # push names down again that would be above the axes
     for at in reversed(range(len(places))):
         places[at] = min(places[at], top - half[at])
         top = places[at] - half[at]
@@ -201,7 +202,7 @@ def _name_beside(axes: Axes) -> list[Any]:
 
 
 def _name_within(axes: Axes, line: Any) -> None:
-    """Name a line where its name covers least of the points, lines and names that are there, as near as can be."""
+    """Name a line where its name covers the fewest points, lines and names, as near to its end as possible."""
     np = require_extra("numpy")
     drawn = [axes.transData.transform(other.get_xydata()) for other in axes.get_lines()]
     steps = np.linspace(0, 1, 30)[:, None, None]  # points along each line
@@ -236,7 +237,7 @@ def _name_within(axes: Axes, line: Any) -> None:
 
 
 def as_pixels(*figures: Figure) -> Any:
-    """Return figures of one size as an array (height, width, 3) of bytes, two in a row; what is left over is white."""
+    """Return figures of equal size as an array (height, width, 3) of bytes, two per row; an empty place is white."""
     np, canvas = require_extra("numpy"), require_extra("matplotlib.backends.backend_agg").FigureCanvasAgg
     panels = []
     for figure in figures:
@@ -250,18 +251,18 @@ def as_pixels(*figures: Figure) -> Any:
 
 
 def require_kind(flag: str, path: Path) -> None:
-    """Raise UsageError for a name that ends with none of `KINDS`."""
+    """Raise UsageError for a file name whose suffix is not in `KINDS`."""
     if path.suffix[1:] not in KINDS:
-        raise UsageError(f"{flag} ends with {path.suffix or 'nothing'}; write .{', .'.join(KINDS)}")
+        raise UsageError(f"{flag} needs a file name in .{', .'.join(KINDS)}, got {path.name}")
 
 
 def as_png(figure: Figure) -> bytes:
-    """Return the figure as a PNG file, the same bytes for the same picture."""
+    """Return the figure as a PNG file; equal pictures give equal bytes."""
     return as_image(figure, "png")
 
 
 def as_image(figure: Figure, kind: str) -> bytes:
-    """Return the figure as a file, one of `KINDS`, the same bytes for the same picture; text stays text."""
+    """Return the figure as a file of a format in `KINDS`, with text as text; equal pictures give equal bytes."""
     content, settings = io.BytesIO(), {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "zoo"}
     with require_extra("matplotlib").rc_context(settings):
         figure.savefig(content, format=kind, metadata=KINDS[kind])

@@ -1,4 +1,4 @@
-"""The terminal output of commands: tables in one style, plain lines, progress, and errors in one line."""
+"""Terminal output of commands: argument parser, tables, progress bars, and one-line errors."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 NOBODY_READS = 141
-"""Exit status of a command whose output nobody reads any more, as the shell reports it for other programs."""
+"""Exit status if the reader of a pipe has closed it: 128 + SIGPIPE, as shells report it."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that reports an error in one line, without the usage, and takes flags by their whole names alone."""
+    """An argument parser with one-line errors, without the usage, and without abbreviated flags."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options, allow_abbrev=False)
@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_console() -> Console:
-    """Return a console on standard output; in a file or a pipe, tables may be up to 140 characters wide.
+    """Return a console on standard output; for files and pipes its width is 140.
 
     Raises:
         MissingExtraError: rich is not installed.
@@ -46,7 +46,7 @@ def make_console() -> Console:
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
-    """Print a line unchanged: a path, or a line of a log, is not wrapped."""
+    """Print a line without wrapping or markup, such as a path or a line of a log."""
     console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -61,11 +61,11 @@ def make_table(
     """Return a table for a console.
 
     Args:
-        headings: names of the columns; if all are empty, none are shown.
-        rows: a text for each column.
-        align: a letter for each column, l or r; default l for all.
+        headings: names of the columns; if all are empty, no header is shown.
+        rows: one text per column.
+        align: one letter per column, l or r; default l for all.
         title: line above the table.
-        styles: style of each row, in rich's words.
+        styles: rich style of each row.
 
     Raises:
         MissingExtraError: rich is not installed.
@@ -90,14 +90,14 @@ def make_table(
 
 
 def make_facts(facts: Iterable[tuple[str, str]]) -> Table:
-    """Return a table of names and their descriptions."""
+    """Return a table without header: names in bold, values right-aligned."""
     table = make_table(("", ""), facts, "lr")
     table.columns[0].style = "bold"
     return table
 
 
 def listing(entries: Mapping[str, str], indent: str = "  ") -> list[str]:
-    """Return lines in two columns: a name, its description.
+    """Return lines with two columns, name and description.
 
     >>> listing({"lstm": "gates", "s4d": "modes"}, indent="")
     ['lstm  gates', 's4d   modes']
@@ -108,7 +108,7 @@ def listing(entries: Mapping[str, str], indent: str = "  ") -> list[str]:
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """Show a bar on standard error over `total` pieces of work; the function it yields names the one that begins.
+    """Show a progress bar on standard error; yields a function to call with a description at the start of each step.
 
     Raises:
         MissingExtraError: rich is not installed.
@@ -132,10 +132,10 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
 
 
 def fail(program: str, error: object, status: int) -> int:
-    """Print on standard error in one line why a command ends, and return its exit status.
+    """Print an error in one line on standard error, and return the exit status.
 
     Raises:
-        BrokenPipeError: that is the error; see `ends_unread`.
+        BrokenPipeError: if that is the error; see `ends_unread`.
     """
     if isinstance(error, BrokenPipeError):
         raise error
@@ -144,13 +144,13 @@ def fail(program: str, error: object, status: int) -> int:
 
 
 def in_words(error: object) -> str:
-    """Return an error's message in one line, with a hint if a package is missing of which no extra is named."""
-    hint = " (is the environment active that has it?)" if type(error) is ModuleNotFoundError else ""
+    """Return an error's message in one line; for a missing package of no extra, ask about the environment."""
+    hint = " (did you activate the environment?)" if type(error) is ModuleNotFoundError else ""
     return " ".join(str(error).split()) + hint
 
 
 def ends_unread(main: Callable[P, int]) -> Callable[P, int]:
-    """End a command in silence, with `NOBODY_READS`, when nobody reads its output any more: `zoo mixers | head`."""
+    """Decorate a command to exit silently with `NOBODY_READS` if its output pipe is closed (`zoo mixers | head`)."""
 
     @functools.wraps(main)
     def run(*args: P.args, **options: P.kwargs) -> int:
@@ -158,11 +158,11 @@ def ends_unread(main: Callable[P, int]) -> Callable[P, int]:
             try:
                 return main(*args, **options)
             finally:
-                sys.stdout.flush()  # not at the interpreter's end, which would complain
+                sys.stdout.flush()  # here, because a failure at the interpreter's exit would print an error
         except BrokenPipeError:
             stdout = sys.stdout.fileno()
             if not _has_hung_up(stdout):
-                raise  # another pipe, of which somebody has to know
+                raise  # another pipe is broken
             os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
             return NOBODY_READS
 
@@ -172,5 +172,5 @@ def ends_unread(main: Callable[P, int]) -> Callable[P, int]:
 def _has_hung_up(pipe: int) -> bool:
     """Return whether the other end of a pipe is closed."""
     poll = select.poll()
-    poll.register(pipe, 0)  # an error is reported without being asked for
+    poll.register(pipe, 0)  # errors are always reported, whatever the event mask
     return bool(poll.poll(0))
