@@ -1,4 +1,4 @@
-"""Weights of transformers' layers and models in the zoo's own: the same numbers out, on the one contract."""
+"""`load_transformers`: convert layers and models of transformers to mixers and backbones with the same outputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["LAYERS", "MODELS", "load_transformers"]
 
 
 def load_transformers(source: nn.Module | str | os.PathLike[str], *, verify: bool = True) -> SequenceMixer | Backbone:
-    """Build the mixer or model that one of transformers is, with its weights: outputs, gradients and states agree.
+    """Convert a layer or a model of transformers, with its weights, to a mixer or a `Backbone`.
 
         mixer = zoo.load_transformers(theirs.model.layers[0].self_attn)     # a layer: a SequenceMixer
         model = zoo.load_transformers(theirs)                               # a language model: a Backbone
@@ -30,26 +30,31 @@ def load_transformers(source: nn.Module | str | os.PathLike[str], *, verify: boo
 
     Models: the ...ForCausalLM of Mamba, FalconMamba, Mamba2, Jamba, Llama, Qwen3, Qwen3Moe, Qwen3Next, Qwen3_5,
     Qwen3_5Moe, DeepseekV3, KimiLinear, MiniMax, Zamba2, Bamba, GraniteMoeHybrid, FalconH1, NemotronH, OlmoHybrid,
-    RecurrentGemma, Lfm2, xLSTM and Rwkv (RWKV-4). Layers: their mixers. docs/transformers.md lists the supported
-    configurations. Every weight is copied, in its dtype, on its device, with its requires_grad; those that are one
-    parameter here (queries, keys and values; gate and up) must agree in these. A multiplier that transformers applies
-    in passing (Granite, Falcon-H1, MiniMax) is multiplied into the weight before it, a norm that stores its weight less
-    one (Qwen3-Next, Qwen3.5, RecurrentGemma) gets the one: outputs and gradients of inputs are the same, and the
-    gradient of such a weight is theirs divided by the multiplier. A head whose weight is the embedding's still is. What
-    a layer of ours has and theirs lacks is a frozen constant: ones for the norms of dt, B and C in FalconMamba, zeros
-    for the bias of Kimi Linear's output gate. RWKV's norm of the embeddings is computed into them, once. What
-    transformers never runs (low-rank maps of a Zamba2 without shared blocks) is left out. The embedding of a padding
-    token, which transformers leaves out of training, is a parameter like the others.
+    RecurrentGemma, Lfm2, xLSTM and Rwkv (RWKV-4). Layers: the mixers of these models. docs/transformers.md lists the
+    supported configurations.
+
+    Outputs, states and gradients of inputs agree. Weights are copied with their dtype, device and requires_grad, which
+    must be equal for weights that we store as one parameter (queries, keys and values; gate and up). Exceptions:
+
+    - Multipliers (Granite, Falcon-H1, MiniMax) are multiplied into the preceding weight, whose gradient is then the
+      original one divided by the multiplier. Norms that store weight - 1 (Qwen3-Next, Qwen3.5, RecurrentGemma) store
+      the weight.
+    - A tied head stays tied.
+    - Parameters that only our layer has are frozen constants: ones for the norms of dt, B and C in FalconMamba, zeros
+      for the bias of Kimi Linear's output gate.
+    - RWKV's norm of the embeddings is applied to them once.
+    - Weights that transformers never uses (low-rank maps of a Zamba2 without shared blocks) are omitted.
+    - The embedding of a padding token, which transformers does not train, is trained like the others.
 
     Args:
-        source: the layer or model, or the folder (or name) of a pretrained model, which transformers loads.
-        verify: run theirs on seeded random input, in its dtype and eval mode, and compare every layer with ours.
+        source: a layer or model, or the folder (or name) of a pretrained model, which transformers loads.
+        verify: whether to run the original on seeded random input, in its dtype and eval mode, and compare every layer.
 
     Raises:
-        ValueError: another kind of module, one with adapters or layers that are not transformers' own, a configuration
-            or weights that the zoo cannot express (names the field), outputs that differ (names the first layer whose
-            do), or a folder that transformers cannot load or that does not hold exactly the model's weights.
-        ModuleNotFoundError: a folder is given and transformers is not installed; names the extra that brings it.
+        ValueError: an unsupported module, a module with adapters or foreign layers, a configuration or weights that the
+            zoo cannot express (the message has the field), outputs that differ (the message has the first such layer),
+            a folder that transformers cannot load or that has missing or extra weights.
+        ModuleNotFoundError: `source` is a folder and transformers is not installed; the message has the extra.
     """
     if not isinstance(source, (nn.Module, str, os.PathLike)):
         raise ValueError(
@@ -60,19 +65,19 @@ def load_transformers(source: nn.Module | str | os.PathLike[str], *, verify: boo
     if not _own(theirs) or kind not in {*LAYERS, *MODELS}:
         found = kind if _own(theirs) else f"{type(theirs).__module__}.{type(theirs).__qualname__}"
         valid = MODELS if hasattr(theirs, "get_input_embeddings") else LAYERS
-        raise ValueError(f"load_transformers cannot read {found}; it reads {', '.join(valid)}")
+        raise ValueError(f"load_transformers does not support {found}; supported: {', '.join(valid)}")
     for path, module in theirs.named_modules():
         if not _own(module):
             found = f"{type(module).__module__}.{type(module).__qualname__}"
             raise ValueError(
-                f"{kind}: {path} is a {found}, which is no layer of torch or transformers itself; "
-                "merge adapters into the weights, and undo quantization, first"
+                f"{kind}: {path} is a {found}, not a layer of torch or transformers; "
+                "first merge adapters into the weights, and undo quantization"
             )
     weights = Weights(theirs)
     try:
         ours = read_model(theirs, weights) if kind in MODELS else _mixer(theirs, weights)
     except AttributeError as error:
-        raise ValueError(f"{kind}: not built as transformers builds it: {error}") from error
+        raise ValueError(f"{kind}: the module differs from the class in transformers: {error}") from error
     weights.fill(ours)
     if verify:
         _verify(theirs, ours)
@@ -80,10 +85,10 @@ def load_transformers(source: nn.Module | str | os.PathLike[str], *, verify: boo
 
 
 def _verify(theirs: nn.Module, ours: SequenceMixer | Backbone) -> None:
-    """Raise ValueError unless ours has their outputs.
+    """Raise ValueError unless the outputs of `ours` and `theirs` agree.
 
-    A copy in float32 decides about a 16-bit model that rounds to more than the bound, or that transformers cannot run.
-    A copy in float64 decides about a float32 model that does: RecurrentGemma loses digits in 1 - a² for a close to 1.
+    If a 16-bit model exceeds the bound, or transformers cannot run it, a copy in float32 decides. If a float32 model
+    exceeds the bound, a copy in float64 decides: RecurrentGemma suffers from cancellation in 1 - a² for a close to 1.
     """
     dtypes = {parameter.dtype for parameter in theirs.parameters()}
     size = min(dtype.itemsize for dtype in dtypes)
@@ -104,7 +109,7 @@ def _verify(theirs: nn.Module, ours: SequenceMixer | Backbone) -> None:
 
 
 def _widened(theirs: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Return a copy whose buffers are exact again where a cast only rounded them."""
+    """Return a copy in a wider dtype, in which buffers that a cast had rounded are exact again."""
     wide: Any = copy.deepcopy(theirs).to(dtype)
     for held, module in zip(theirs.modules(), wide.modules(), strict=True):
         for name, exact in exact_buffers(held).items():
@@ -113,7 +118,7 @@ def _widened(theirs: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _own(module: nn.Module) -> bool:
-    """Whether the class is exactly one of torch's or transformers': adapters and quantized layers are others."""
+    """Return whether the class is defined by torch or transformers, unlike adapters and quantized layers."""
     return type(module).__module__.startswith(("torch.nn.modules.", "transformers.models.", "transformers.activations"))
 
 
@@ -128,25 +133,25 @@ def _pretrained(source: str | os.PathLike[str]) -> nn.Module:
         ) from None
     try:
         adapter = find_adapter_config_file(os.fspath(source))
-    except OSError:  # neither a folder nor a name that a model could have
+    except OSError:  # neither a folder nor a valid name of a model
         raise ValueError(
-            f"transformers cannot load {os.fspath(source)!r}: no such folder, and no model of that name within reach"
+            f"transformers cannot load {os.fspath(source)!r}: no such folder, and no model of this name is available"
         ) from None
     if adapter is not None:
-        raise ValueError(f"{source} holds an adapter (adapter_config.json): merge it and save the whole model first")
+        raise ValueError(f"{source} has an adapter (adapter_config.json): first merge it and save the whole model")
     try:
         load: Any = AutoModelForCausalLM.from_pretrained
         theirs, loaded = load(source, output_loading_info=True, ignore_mismatched_sizes=True, trust_remote_code=False)
-    except Exception as error:  # of many kinds: files, their format, unknown configurations
+    except Exception as error:  # of many types: missing files, invalid formats, unknown configurations
         raise ValueError(f"transformers cannot load {source}: {' '.join(str(error).split())}") from error
     for names, misfit in (
-        (loaded["mismatched_keys"], "has in another shape"),
-        (loaded["missing_keys"], "lacks"),
-        (loaded["unexpected_keys"], "holds, beyond the model,"),
+        (loaded["mismatched_keys"], "weights of the wrong shape"),
+        (loaded["missing_keys"], "missing weights"),
+        (loaded["unexpected_keys"], "unexpected weights"),
     ):
         if names:
             paths = sorted(name if isinstance(name, str) else name[0] for name in names)
-            raise ValueError(f"{source} {misfit} {few(paths)}; valid is exactly the model's weights")
+            raise ValueError(f"{source} has {misfit}: {few(paths)}; it must have exactly the model's weights")
     return theirs
 
 

@@ -1,4 +1,4 @@
-"""Which channel mixer of the zoo a part of a layer of transformers is: options of `zoo.blocks.ResidualBlock`."""
+"""Convert channel mixers (MLPs, experts) of transformers to options of `zoo.blocks.ResidualBlock`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _rwkv(theirs: Any) -> Part:
 
 
 def _experts(theirs: Any, router: str = "gate") -> Part:
-    """Read a mixture of experts; where they are normed anew, the router says so or has a softmax of the chosen only."""
+    """Read a mixture of experts; `normalize` is set if the router normalises the weights of the chosen experts."""
     routing, down = theirs.get_submodule(router), theirs.experts.down_proj
     options = {
         "d_channel": down.shape[2],
@@ -69,7 +69,7 @@ def _experts(theirs: Any, router: str = "gate") -> Part:
 
 
 def _with_shared(experts: Part, shared: Part) -> Part:
-    """Join both, seen from the module that has them; a shared expert of width zero adds nothing."""
+    """Add a shared expert to the experts; one of width zero adds nothing. Paths are relative to their parent module."""
     if not shared.options["d_channel"]:
         return experts
     table = experts.table | {f"shared.{name}": it for name, it in shared.table.items()}
@@ -106,13 +106,13 @@ def _sigmoid_experts(theirs: Any) -> Part:
 
 
 def granite_channels(layer: Any) -> Part:
-    """Read the channel mixer of a decoder layer: a shared expert and others, or the shared one by itself."""
+    """Read the channel mixer of a decoder layer: a shared expert, with or without other experts."""
     shared = _granite_mlp(layer.shared_mlp).below("shared_mlp")
     if layer.block_sparse_moe is None:
         return shared
     experts = _experts(layer.block_sparse_moe, "router").below("block_sparse_moe")
     part = _with_shared(experts, shared)
-    return part._replace(options=part.options | {"normalize": True})  # a softmax of the chosen
+    return part._replace(options=part.options | {"normalize": True})  # softmax over the chosen experts
 
 
 CHANNELS: dict[str, Callable[[Any], Part]] = {
@@ -148,7 +148,7 @@ CHANNELS: dict[str, Callable[[Any], Part]] = {
 
 
 ACTIVATIONS = {"relu2": "relu2", "geglu": "gelu_pytorch_tanh"}
-"""Name of a channel mixer's activation in their configuration; silu for the others."""
+"""Activation of a channel mixer in the configuration; silu for all others."""
 
 
 def read_channel(theirs: nn.Module) -> Part:

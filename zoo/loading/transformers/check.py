@@ -1,4 +1,4 @@
-"""The check before a model of transformers is handed over: layer by layer, the same numbers."""
+"""Verify a converted model: compare its outputs with the original, layer by layer."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from zoo.ops.precision import widest
 from zoo.registry import MIXERS
 
 ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Bounds of `_miss` by the dtype of our output. In float64 as well, transformers computes norms in float32."""
+"""Bounds of `_miss` by the dtype of our output. For float64 too, transformers computes norms in float32."""
 
 _SEQ_LEN = 32
 
 
 def departure(theirs: Any, ours: SequenceMixer | Backbone) -> str | None:
-    """Return a line on the first layer whose outputs differ in one pass of theirs on random input, or None.
+    """Run both on random input; return a message about the first layer whose outputs differ, or None.
 
-    Layer by layer on their own inputs: over the whole depth roundings add up, in bfloat16 to all of the output.
+    Each of our layers gets the original's input. Over the whole depth roundoff would accumulate, in bfloat16 to the
+    size of the output.
 
     Raises:
-        ValueError: theirs, or ours on the outputs of theirs, cannot be run.
+        ValueError: one of them cannot be run.
     """
     stages = dict(stages_of(theirs, ours) if isinstance(ours, Backbone) else [("", ours)])
     x, options = _random_input(theirs, ours)
@@ -46,15 +47,15 @@ def departure(theirs: Any, ours: SequenceMixer | Backbone) -> str | None:
                 miss, allowed = _miss(y, outputs[path]), ALLOWED[y.dtype]
                 if not miss <= allowed:
                     return (
-                        f"{join(type(theirs).__name__, path)} gives other outputs than the zoo's: off by {miss:.1e} "
-                        f"of their size on random input, {allowed:.0e} is allowed in {y.dtype}; something there is not "
-                        "as its configuration says (verify=False loads all the same)"
+                        f"{join(type(theirs).__name__, path)} and its conversion differ: relative error {miss:.1e} on "
+                        f"random input, allowed {allowed:.0e} in {y.dtype}; some part does not match its "
+                        "configuration (verify=False skips this check)"
                     )
-                x = outputs[path].to(dtype)  # theirs may keep the residual in float32
+                x = outputs[path].to(dtype)  # the original may keep the residual in float32
     except (RuntimeError, AttributeError, TypeError, ValueError, LookupError) as error:
         dtypes = sorted({str(parameter.dtype) for parameter in theirs.parameters()})
         raise ValueError(
-            f"{type(theirs).__name__}: cannot be run in {' and '.join(dtypes)} next to the zoo's: "
+            f"{type(theirs).__name__}: cannot be run in {' and '.join(dtypes)} to verify the conversion: "
             f"{' '.join(str(error).split())}; {'cast it to one dtype, or ' * (len(dtypes) > 1)}give verify=False"
         ) from error
     return None
@@ -62,9 +63,9 @@ def departure(theirs: Any, ours: SequenceMixer | Backbone) -> str | None:
 
 @contextmanager
 def _recorded(theirs: Any, paths: Iterable[str]) -> Iterator[dict[str, Tensor]]:
-    """Their outputs by path once they have run, without dropout; training flags are put back afterwards.
+    """Record the original's outputs by path, without dropout; training flags are restored afterwards.
 
-    RWKV runs in training mode, in which a pass undoes the halving of weights; the next pass in eval mode halves them.
+    RWKV runs in training mode: a pass in training mode undoes the halving of weights, which eval mode repeats.
     """
     outputs: dict[str, Tensor] = {}
 
@@ -81,9 +82,10 @@ def _recorded(theirs: Any, paths: Iterable[str]) -> Iterator[dict[str, Tensor]]:
     config: Any = getattr(theirs, "config", None)
     experts = getattr(config, "_experts_implementation", None)
     try:
-        theirs.train(hasattr(config, "rescale_every"))  # RWKV in eval mode scales the stream, not the epsilons of norms
+        # RWKV in eval mode scales the residual stream, but not the epsilons of norms.
+        theirs.train(hasattr(config, "rescale_every"))
         if experts is not None:
-            config._experts_implementation = "eager"  # the only one that takes float64
+            config._experts_implementation = "eager"  # the only one that supports float64
         yield outputs
     finally:
         for hook in hooks:
@@ -95,12 +97,12 @@ def _recorded(theirs: Any, paths: Iterable[str]) -> Iterator[dict[str, Tensor]]:
 
 
 def _random_input(theirs: Any, ours: SequenceMixer | Backbone) -> tuple[Tensor, dict[str, Any]]:
-    """Tokens for a model, vectors for a layer; and the other arguments of its call."""
+    """Return random tokens for a model, or vectors for a layer, and the other arguments of the call."""
     generator = torch.Generator().manual_seed(0)
     config: Any = getattr(theirs, "config", None)
     longest = getattr(config, "max_position_embeddings", None) or _SEQ_LEN + 1
-    seq_len = max(1, min(_SEQ_LEN, longest - 1))  # shorter than where their dynamic rope begins to keep a state
-    if getattr(config, "mode", "") == "train":  # xLSTM: whole chunks only
+    seq_len = max(1, min(_SEQ_LEN, longest - 1))  # below the length at which dynamic rope keeps a state
+    if getattr(config, "mode", "") == "train":  # xLSTM needs whole chunks
         seq_len = math.ceil(seq_len / config.chunk_size) * config.chunk_size
     if isinstance(ours, Backbone):
         assert ours.embedding is not None
@@ -115,21 +117,21 @@ def _random_input(theirs: Any, ours: SequenceMixer | Backbone) -> tuple[Tensor, 
     options = {argument: value for argument, value in options.items() if argument in taken}
     if MIXERS.entry(LAYERS[type(theirs).__name__].mixer).family != "softmax":
         return x, options
-    if theirs.config._attn_implementation in (None, "eager", "sdpa"):  # others are causal by themselves
+    if theirs.config._attn_implementation in (None, "eager", "sdpa"):  # other implementations are causal by default
         lag = positions.T - positions
         hidden = (lag < 0) | (lag >= ours.options.get("window", seq_len))
         mask = x.new_zeros(hidden.shape).masked_fill(hidden, torch.finfo(x.dtype).min)
         options["attention_mask"] = mask[None, None]
     family, code = type(theirs).__name__.removesuffix("Attention"), sys.modules[type(theirs).__module__]
     rotary = getattr(code, f"{family}TextRotaryEmbedding", getattr(code, f"{family}RotaryEmbedding", None))
-    if rotary is not None and "position_embeddings" in taken:  # it belongs to the model, not to the layer
+    if rotary is not None and "position_embeddings" in taken:  # rope belongs to the model, not to the layer
         turned = ours.options.get("position") != "none"
         options["position_embeddings"] = rotary(theirs.config).to(x.device)(x, positions) if turned else None
     return x, options
 
 
 def _miss(ours: Tensor, theirs: Tensor) -> float:
-    """Root mean square of the difference, relative to theirs; NaN if either has one."""
+    """Return the RMS of the difference, relative to `theirs`; NaN if either has a NaN."""
     wide = widest(theirs.device)
     difference, size = (t.square().mean().sqrt().item() for t in (ours.to(wide) - theirs.to(wide), theirs.to(wide)))
     return difference / size if size else float(difference > 0)

@@ -1,4 +1,4 @@
-"""Which mixer of the zoo a layer of transformers is."""
+"""Convert mixers of transformers: options, weights and supported configurations, one function per kind of layer."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ PARTIAL_ROPE = (
     "Qwen3_5MoeAttention",
     "RecurrentGemmaAttention",
 )
-"""Layers that read partial_rotary_factor; elsewhere transformers passes over it."""
+"""Layers that use partial_rotary_factor; other layers of transformers ignore it."""
 
 
 WINDOW_IN_CONFIG = ("MiniMaxAttention",)
-"""Attention whose window is a field of the configuration, not of the layer."""
+"""Attention layers that read the window from the configuration, not from an attribute."""
 
 
 class Layer(NamedTuple):
-    """How one of their layers becomes a mixer."""
+    """The mixer for a layer of transformers, and the function that reads the layer."""
 
     mixer: str
     read: Callable[[Any], Part]
@@ -127,7 +127,7 @@ _TRAINED = "original_max_position_embeddings"
 
 
 def _rope(theirs: Any, d_head: int) -> tuple[dict[str, Any], Fields]:
-    """Read rope on heads of a width: options, and the fields that the zoo cannot vary."""
+    """Read the rope of heads of width d_head: our options, and configuration fields to check."""
     longest, rope = getattr(theirs.config, "max_position_embeddings", 0), theirs.config.rope_parameters
     kind, part = rope["rope_type"], rope.get("partial_rotary_factor") or 1.0
     turned = int(d_head * part) if type(theirs).__name__ in PARTIAL_ROPE else d_head
@@ -149,7 +149,7 @@ def _rope(theirs: Any, d_head: int) -> tuple[dict[str, Any], Fields]:
 
 
 def _attention(theirs: Any, norms: str = "", out: str = "o_proj") -> Part:
-    """Read softmax attention without position encoding; `norms` names the norms, `{}` for q or k."""
+    """Read softmax attention without position encoding; `norms` is the name of the norms, with `{}` for q or k."""
     projections = [theirs.q_proj, theirs.k_proj, theirs.v_proj, getattr(theirs, out)]
     n_heads, n_kv_heads = (layer.weight.shape[0] // theirs.head_dim for layer in projections[:2])
     options: dict[str, Any] = {"n_heads": n_heads, "d_head": theirs.head_dim, "n_kv_heads": n_kv_heads}
@@ -199,7 +199,7 @@ def _olmo_hybrid_attention(theirs: Any) -> Part:
 
 
 def read_shared_attention(theirs: Any) -> Part:
-    """Read the attention of Zamba2's shared transformer, without the low-rank maps of the layers that read it."""
+    """Read the attention of Zamba2's shared transformer, without the low-rank maps of the layers that use it."""
     return (_roped if theirs.config.use_mem_rope else _attention)(theirs)
 
 
@@ -220,7 +220,7 @@ def _falcon_h1_attention(theirs: Any) -> Part:
 
 
 def _qwen3_next_attention(theirs: Any) -> Part:
-    """Read attention whose projection holds queries and gates next to each other, head by head."""
+    """Read attention whose query projection contains the queries and the gate of each head."""
     part, d_head = _roped(theirs, norms="{}_norm"), theirs.head_dim
     n_heads = part.options["n_heads"] // 2
     options = {name: value for name, value in part.options.items() if name not in ("position", "qk_norm")}
@@ -242,7 +242,7 @@ def _qwen3_next_attention(theirs: Any) -> Part:
 
 
 def _latent_attention(theirs: Any) -> Part:
-    """Read multi-head latent attention whose shared key channels are not turned."""
+    """Read multi-head latent attention without rope on the shared key channels."""
     d_head, d_shared, latent = theirs.qk_nope_head_dim, theirs.qk_rope_head_dim, theirs.q_lora_rank is not None
     options = {
         "n_heads": theirs.num_heads,
@@ -278,7 +278,7 @@ def _latent_attention(theirs: Any) -> Part:
 
 
 def _turned_latent_attention(theirs: Any) -> Part:
-    """Read multi-head latent attention with rope, whose pairs may lie next to each other."""
+    """Read multi-head latent attention with rope, whose pairs may be interleaved."""
     part, (options, fields) = _latent_attention(theirs), _rope(theirs, theirs.qk_rope_head_dim)
     n_heads, d_head, d_rope = theirs.num_heads, theirs.qk_nope_head_dim, theirs.qk_rope_head_dim
     pairs = torch.arange(d_rope).view(-1, 2).T.flatten() if theirs.config.rope_interleave else torch.arange(d_rope)
@@ -300,7 +300,7 @@ def _turned_latent_attention(theirs: Any) -> Part:
 
 
 def _per_head(weight: Tensor, n_heads: int, sizes: tuple[int, ...]) -> list[Tensor]:
-    """Split a projection whose rows lie head by head, and within a head part by part."""
+    """Split a projection with rows in the order (head, part, row) into its parts."""
     return [part.flatten(0, 1) for part in weight.unflatten(0, (n_heads, sum(sizes))).split(sizes, dim=1)]
 
 
@@ -321,7 +321,7 @@ def _rwkv(theirs: Any) -> Part:
 
 
 def _delta_net(theirs: Any) -> Part:
-    """Read a gated DeltaNet whose projections lie next to each other, group by group of heads."""
+    """Read a gated DeltaNet with two fused projections, whose rows are grouped by key head."""
     n_keys, n_heads, d_key, d_value = theirs.num_k_heads, theirs.num_v_heads, theirs.head_k_dim, theirs.head_v_dim
     group = n_heads // n_keys
     rows, pair = (d_key, d_key, group * d_value, group * d_value), (group, group)
@@ -344,7 +344,7 @@ def _delta_net(theirs: Any) -> Part:
 
 
 def _qwen3_5_delta_net(theirs: Any) -> Part:
-    """Read a gated DeltaNet whose queries, keys and values are one projection, and gates, betas and decays one each."""
+    """Read a gated DeltaNet with one projection for queries, keys and values, and separate ones for the rest."""
     table = take(
         qkv_proj__weight="in_proj_qkv.weight",
         gate_proj__weight="in_proj_z.weight",
@@ -391,7 +391,7 @@ def _kimi_delta(theirs: Any) -> Part:
 
 
 def _gated_delta_net(theirs: Any, norm: nn.Module, table: Table, **more: Any) -> Part:
-    """Read what is common to all gated DeltaNets, besides the table of their projections and further options."""
+    """Read the common part of all gated DeltaNets, given the table of projections and further options."""
     d_key, d_value = theirs.head_k_dim, theirs.head_v_dim
     expand = max(1, d_value // d_key)
     options = {
@@ -411,7 +411,7 @@ def _gated_delta_net(theirs: Any, norm: nn.Module, table: Table, **more: Any) ->
 
 
 def _rg_lru(theirs: Any) -> Part:
-    """Read Griffin's recurrent block, whose two gates have parameters of their own."""
+    """Read Griffin's recurrent block, whose two gates are separate parameters."""
 
     def both(name: str, *shape: int) -> Take:
         paths = (f"rg_lru.input_gate_{name}", f"rg_lru.recurrent_gate_{name}")
@@ -458,7 +458,7 @@ def _capped_mlstm(theirs: Any) -> Part:
 
 
 def _lightning(theirs: Any) -> Part:
-    """Read lightning attention, whose queries, keys and values lie head by head."""
+    """Read lightning attention, whose projection contains queries, keys and values of each head."""
     n_heads, d_head = theirs.num_attention_heads, theirs.head_dim
     slope = exact_buffers(theirs)["slope_rate"].flatten()[-1].item()
 
@@ -519,7 +519,7 @@ LAYERS = {
 
 
 def read_layer(theirs: nn.Module) -> Part:
-    """Read a layer; the options hold the mixer's name."""
+    """Read a layer; the options include the mixer's name."""
     layer = LAYERS[type(theirs).__name__]
     part = layer.read(theirs)
     return part._replace(options={"name": layer.mixer, **part.options})

@@ -1,4 +1,4 @@
-"""Where causal language models of transformers keep their parts, and the backbone that each of them is."""
+"""Convert causal language models of transformers: paths of their parts by family, and the options of the backbone."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from zoo.sharing import SharedTransformer
 
 
 class Family(NamedTuple):
-    """Where a causal language model of theirs keeps its parts, by path.
+    """The paths of the parts of a causal language model, and its peculiarities.
 
     Attributes:
-        embedding: path of the tokens' embedding.
+        embedding: path of the token embedding.
         layers: path of the list of layers.
-        mixers: names of a layer's mixer, of which it has one.
-        norms: our norm -> the name of theirs in a layer.
+        mixers: possible names of a layer's mixer.
+        norms: our norm -> name of the norm in a layer.
         norm: path of the last norm.
-        channels: names of a layer's channel mixer, of which it has one; empty for no channel mixers.
-        mix: the mixer of a layer; default the part that one of `mixers` names.
-        mix_channels: the channel mixer of a layer; default the part that one of `channels` names.
-        output_norms: the same as `norms`, for layers that lack its first one and norm the output of each half.
-        residual_norms: the norms are applied to the residual stream itself.
-        alone: each layer is one half of ours, a mixer or a channel mixer.
-        multiplied: maps the model and a layer to our parameters and the multipliers that it applies in passing.
+        channels: possible names of a layer's channel mixer; empty if the model has none.
+        mix: reads the mixer of a layer; default: the child with a name in `mixers`.
+        mix_channels: reads the channel mixer of a layer; default: the child with a name in `channels`.
+        output_norms: replaces `norms` for layers without its first norm, which norm the output of each half.
+        residual_norms: whether the norms are applied to the residual stream itself.
+        alone: whether each layer is only one half of our blocks, a mixer or a channel mixer.
+        multiplied: maps the model and a layer to {our parameter: multiplier that the layer applies}.
         embeddings: maps the model to the multiplier of its embeddings.
         logits: maps the configuration to the multiplier of its logits.
-        cap: the configuration's field for the bound of the logits.
-        head: path of the map to logits.
-        embedding_norm: path of a norm of the embeddings themselves; empty for none.
+        cap: configuration field for the bound of the logits.
+        head: path of the output projection.
+        embedding_norm: path of a norm of the embeddings; empty for none.
     """
 
     embedding: str
@@ -61,7 +61,7 @@ class Family(NamedTuple):
 
 
 class Half(NamedTuple):
-    """A mixer or a channel mixer of theirs, as seen from the model; the path of its norm, and a multiplier of it."""
+    """A mixer or a channel mixer with paths relative to the model, the path of its norm, and the norm's multiplier."""
 
     part: Part
     norm: str
@@ -69,7 +69,7 @@ class Half(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A block of ours: which of their layers it ends with, by path, and its halves."""
+    """The sources of one of our blocks: its halves, and the path of the original layer with which it ends."""
 
     path: str
     mixer: Half
@@ -77,7 +77,7 @@ class Block(NamedTuple):
 
 
 def find(layer: nn.Module, names: Sequence[str], kinds: Collection[str]) -> tuple[str, nn.Module]:
-    """Find name and module of that part of a layer which has one of the names."""
+    """Return name and module of the child of a layer that has one of the names."""
     found = [(name, part) for name, part in layer.named_children() if name in names]
     if len(found) != 1 or type(found[0][1]).__name__ not in kinds:
         there = ", ".join(f"{name}: {type(part).__name__}" for name, part in layer.named_children()) or "nothing"
@@ -100,7 +100,7 @@ def _read_channels(layer: nn.Module, names: Sequence[str]) -> Part:
 
 
 def _falcon_h1_mixers(layer: nn.Module) -> Part:
-    """Read a state space model and attention on the same input, whose outputs are added."""
+    """Read a state space model and attention in parallel, with added outputs."""
     parts = [_read_mixer(layer, [name]) for name in ("mamba", "self_attn")]
     options = {"name": "parallel_hybrid", "merge": "sum", "pattern": [part.options for part in parts]}
     table = {f"members.{at}.{name}": it for at, part in enumerate(parts) for name, it in part.table.items()}
@@ -121,7 +121,7 @@ def _granite_multiplied(_theirs: Any, layer: Any) -> dict[str, float]:
 
 
 def _minimax_multiplied(_theirs: Any, layer: Any) -> dict[str, float]:
-    """Scale each normed stream, which a projection reads; undo that in its weight."""
+    """Multiply each norm by its alpha, and divide the weights that read the normed input by it."""
     kind = "linear" if layer.block_type == "linear_attention" else "full"
     alphas = {f"{kind}_attn_alpha_factor": layer.attn_alpha_factor, "mlp_alpha_factor": layer.mlp_alpha_factor}
     expect(layer, {name: (alpha, alpha or "any number but 0") for name, alpha in alphas.items()})
@@ -133,7 +133,7 @@ def _minimax_multiplied(_theirs: Any, layer: Any) -> dict[str, float]:
 
 
 def _rwkv_multiplied(theirs: Any, layer: Any) -> dict[str, float]:
-    """Undo the halving of weights, layers and later ones, that a model in eval mode has done in place."""
+    """Undo the halving of weights every `rescale_every` layers, which a model in eval mode has done in place."""
     every = theirs.config.rescale_every
     halved = layer.layer_id // every if theirs.rwkv.layers_are_rescaled and every > 0 else 0
     return dict.fromkeys(("mixer.out_proj.weight", "channel.down_proj.weight"), 2.0**halved)
@@ -233,14 +233,14 @@ MODELS = {
 
 
 def _blocks(theirs: Any, family: Family) -> Iterator[Block]:
-    """Yield their layers as blocks of ours."""
+    """Yield the model's layers as our blocks."""
     layers = {f"{family.layers}.{at}": layer for at, layer in enumerate(theirs.get_submodule(family.layers))}
     if family.alone:
         yield from _halves(layers, family)
         return
     for path, layer in layers.items():
         inner = path
-        if hasattr(layer, "mamba_decoder"):  # a layer of Zamba2 that reads the shared transformer
+        if hasattr(layer, "mamba_decoder"):  # a layer of Zamba2 that uses the shared transformer
             layer, inner = layer.mamba_decoder, f"{path}.mamba_decoder"
         factors, norms = family.multiplied(theirs, layer), family.norms
         if family.output_norms is not None and not hasattr(layer, norms["mixer"]):
@@ -261,7 +261,7 @@ def _blocks(theirs: Any, family: Family) -> Iterator[Block]:
 
 
 def _halves(layers: dict[str, nn.Module], family: Family) -> Iterator[Block]:
-    """Join layers that are one half of a block each: a channel mixer belongs to the mixer before it."""
+    """Join layers that are halves of blocks: a channel mixer belongs to the mixer before it."""
     waiting: Block | None = None
     for path, layer in layers.items():
         name, inner = find(layer, family.mixers, [*LAYERS, *CHANNELS])
@@ -280,7 +280,7 @@ def _halves(layers: dict[str, nn.Module], family: Family) -> Iterator[Block]:
 
 
 def read_model(theirs: Any, weights: Weights) -> Backbone:
-    """Build the backbone on the meta device; read its parameters into `weights`."""
+    """Read the model's parameters into `weights`, and build the backbone on the meta device."""
     family, config = MODELS[type(theirs).__name__], theirs.config
     embedding, head, norm = map(theirs.get_submodule, (family.embedding, family.head, family.norm))
     weights.read(norm_table(family.norm, norm, family.logits(config)), "", "norm")
@@ -292,7 +292,7 @@ def read_model(theirs: Any, weights: Weights) -> Backbone:
         expect(config, {"tie_word_embeddings": (head.weight is embedding.weight, False)})
     weights.read({"embedding.weight": table})
     if head.weight is embedding.weight:
-        weights.found["head.weight"] = weights.found["embedding.weight"]  # one parameter, here too
+        weights.found["head.weight"] = weights.found["embedding.weight"]  # stays tied
     else:
         weights.read(take(head__weight=f"{family.head}.weight"))
     blocks, eps = list(_blocks(theirs, family)), {family.norm: eps_of(norm)}
@@ -346,7 +346,7 @@ def _channel_options(channels: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def stages_of(theirs: Any, ours: Backbone) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
-    """Yield their modules in order, by path, and ours that ought to give the same."""
+    """Yield the path of each original module, in order, and our function that must give the same outputs."""
     family = MODELS[type(theirs).__name__]
     assert ours.embedding is not None
     assert ours.norm is not None
@@ -364,7 +364,7 @@ def stages_of(theirs: Any, ours: Backbone) -> Iterator[tuple[str, Callable[[Tens
 
 
 def _layers_of(ours: Backbone) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Yield the layers; those that share a transformer remember the input of the first."""
+    """Yield the layers as functions; with a shared transformer, they store the input of the first layer."""
     first = ours.layers.chain()[0]
     if not isinstance(first, SharedTransformer):
         yield from ours.layers.chain()

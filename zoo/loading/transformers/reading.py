@@ -1,4 +1,4 @@
-"""Tables from transformers' parameters to the zoo's; every parameter is read exactly once."""
+"""Tables that map our parameters to parameters of transformers, and `Weights`, which copies each of them once."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor, nn
 from zoo.ops.precision import widest
 
 Fields = dict[str, tuple[object, object]]
-"""A field of theirs -> its value, and the only value that the zoo can express."""
+"""Field of the configuration -> its value, and the only value that the zoo supports."""
 
 
 class Take(NamedTuple):
-    """The source of one parameter of ours.
+    """The source of one of our parameters.
 
     Attributes:
-        paths: their parameters, below their layer; several are stacked in rows. None at all: a constant
-            of theirs; ours is that, and frozen.
-        change: change of the whole, in the widest type: some of its rows, a multiplier that they apply in passing.
-        shared: other parameters of ours take other rows of the same ones.
-        constant: all entries of ours if there are no paths.
+        paths: original parameters, relative to their layer; several are concatenated along the rows. If empty, our
+            parameter is a frozen constant.
+        change: function applied to the result in the widest dtype, for example to select rows or apply a multiplier.
+        shared: whether other parameters of ours use other rows of the same originals.
+        constant: value of all entries if `paths` is empty.
     """
 
     paths: tuple[str, ...]
@@ -31,7 +31,7 @@ class Take(NamedTuple):
     constant: float = 1.0
 
     def scaled(self, factor: float | Tensor) -> Take:
-        """Return the same, multiplied by a number, or by one for each row."""
+        """Return this source multiplied by a number, or by one number per row."""
         if isinstance(factor, float | int) and factor == 1:
             return self
         before = self.change or (lambda weight: weight)
@@ -50,45 +50,46 @@ Table = dict[str, Take]
 
 
 def take(**paths: str) -> Table:
-    """Return a table from our names, in which `__` means a dot, to the paths in their model."""
+    """Make a table from our names, with `__` for dots, to the original paths, separated by spaces."""
     return {name.replace("__", "."): Take(tuple(path.split())) for name, path in paths.items()}
 
 
 def same(*names: str) -> Table:
-    """Make a table of parameters that have one name, theirs and ours."""
+    """Make a table of parameters with the same name in both."""
     return {name: Take((name,)) for name in names}
 
 
 def mixtures(*names: str) -> Table:
-    """Return RWKV's weights of an input beside the one before it, which are (1, 1, d_model) each there."""
+    """Make a table of RWKV's token-shift weights, which have shape (1, 1, d_model) in the original."""
     return {"shift": Take(tuple(f"time_mix_{name}" for name in names), lambda weight: weight.squeeze(1))}
 
 
 def norm_weight(path: str, norm: Any) -> Take:
-    """Read the weight of a norm of theirs, some of which store it less one."""
+    """Return the source of a norm's weight; some norms of transformers store weight - 1."""
     if type(norm).__name__ in LESS_ONE:
         return Take((f"{path}.weight",), lambda weight: weight + 1)
     return Take((f"{path}.weight",))
 
 
 def norm_table(path: str, norm: Any, factor: float = 1.0) -> Table:
-    """Return a table of a norm of theirs whose output is multiplied; only some have a bias."""
+    """Make a table of a norm, with its output multiplied by `factor`; LayerNorm has a bias too."""
     table = {"weight": norm_weight(path, norm).scaled(factor)}
     return table | ({"bias": Take((f"{path}.bias",)).scaled(factor)} if isinstance(norm, nn.LayerNorm) else {})
 
 
 LESS_ONE = ("Qwen3NextRMSNorm", "Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm", "RecurrentGemmaRMSNorm")
+"""Norms that store weight - 1."""
 
 
 def eps_of(norm: Any) -> float:
-    """Return the epsilon of a norm of theirs."""
+    """Return the epsilon of a norm."""
     return norm.variance_epsilon if hasattr(norm, "variance_epsilon") else norm.eps
 
 
 def exact_buffers(theirs: Any) -> dict[str, Tensor]:
-    """Return the frequencies of rope, or the decays of lightning attention, before a cast rounded them.
+    """Return rope's frequencies or lightning attention's decays as they were before a cast rounded them.
 
-    A buffer that is more than rounded is returned as it is.
+    A buffer that differs by more than rounding is returned unchanged.
     """
     kind, made = type(theirs).__name__, {}
     if kind.endswith("RotaryEmbedding"):
@@ -104,34 +105,34 @@ def exact_buffers(theirs: Any) -> dict[str, Tensor]:
 
 
 class Part(NamedTuple):
-    """One of their modules read: options of ours, its weights, and the fields that ours cannot vary."""
+    """A converted module: our options, the table of its weights, and configuration fields to check."""
 
     options: dict[str, Any]
     table: Table
     fields: Fields
 
     def below(self, path: str) -> Part:
-        """Return the same, as seen from a module that has it under `path`."""
+        """Return this part relative to a parent module that has it under `path`."""
         table = {ours: it._replace(paths=tuple(join(path, p) for p in it.paths)) for ours, it in self.table.items()}
         return self._replace(table=table)
 
     def scaled(self, factors: Mapping[str, float | Tensor]) -> Part:
-        """Return the same with some of our parameters multiplied."""
+        """Return this part with some of our parameters multiplied."""
         table = {ours: it.scaled(factors.get(ours, 1.0)) for ours, it in self.table.items()}
         return self._replace(table=table)
 
 
 def expect(theirs: object, fields: Fields) -> None:
-    """Raise ValueError for the first field whose value the zoo cannot express."""
+    """Raise ValueError for the first field whose value the zoo does not support."""
     for field, (value, expected) in fields.items():
         if value != expected:
             raise ValueError(
-                f"{type(theirs).__name__}: the zoo cannot express {field}={value!r}; it can express {expected!r}"
+                f"{type(theirs).__name__}: the zoo does not support {field}={value!r}; it supports {expected!r}"
             )
 
 
 class Weights:
-    """Theirs under our names: all of them, each read once."""
+    """Copies of the original weights under our names; checks that each weight is read exactly once."""
 
     def __init__(self, theirs: nn.Module) -> None:
         self.theirs, self.kind = theirs, type(theirs).__name__
@@ -140,7 +141,7 @@ class Weights:
         self.constants: dict[str, float] = {}
 
     def read(self, table: Table, their_path: str = "", our_path: str = "") -> None:
-        """Copy the parameters of a table, theirs below one path, ours below the other."""
+        """Copy the parameters of a table; its paths are relative to `their_path`, its names to `our_path`."""
         for name, (paths, change, shared, constant) in table.items():
             if not paths:
                 self.constants[join(our_path, name)] = constant
@@ -163,19 +164,19 @@ class Weights:
         weight = getattr(layer, name)
         once = isinstance(weight, nn.Parameter) and not shared  # buffers are not counted
         if self.unread.pop(id(weight), None) is None and once:
-            raise ValueError(f"{self.kind}: {path} is read twice; only a head may share its weight, the embedding's")
+            raise ValueError(f"{self.kind}: {path} is shared; only the head and the embedding may share a weight")
         depthwise = type(layer) is nn.Conv1d and name == "weight"
         return weight.squeeze(1) if depthwise else weight
 
     def leave_out(self, path: str) -> None:
-        """Count the parameters of a module as read: their model never runs it, or it is part of other weights here."""
+        """Mark the parameters of a module as read: the model never uses it, or we fold it into other weights."""
         for parameter in self.theirs.get_submodule(path).parameters():
             self.unread.pop(id(parameter), None)
 
     def fill(self, ours: nn.Module) -> None:
-        """Put every parameter into `ours`, which was built on the meta device."""
+        """Assign all parameters to `ours`, which was built on the meta device."""
         if unread := [path for path in self.unread.values() if self.theirs.get_parameter(path).numel()]:
-            raise ValueError(f"{self.kind}: the zoo has no place for {few(unread)}")
+            raise ValueError(f"{self.kind}: the zoo has no parameter for {few(unread)}")
         shapes = {name: parameter.shape for name, parameter in ours.named_parameters()}
         like = next(iter(self.found.values()))
         for name, constant in self.constants.items():
@@ -194,10 +195,10 @@ class Weights:
 
 
 def join(*path: str) -> str:
-    """Join a path from its parts, of which some may be empty."""
+    """Join the parts of a path; empty parts are skipped."""
     return ".".join(part for part in path if part)
 
 
 def few(names: Sequence[str]) -> str:
-    """List the first names, and how many more there are."""
+    """List the first three names and the number of the others."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,4 +1,4 @@
-"""The transformer that several layers of Zamba2 share: options of `zoo.sharing.SharedTransformer`, and its weights."""
+"""Convert the shared transformer of Zamba2 to options and weights of `zoo.sharing.SharedTransformer`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from zoo.loading.transformers.reading import Part, Table, Take, Weights, eps_of,
 
 
 def read_shared(theirs: Any, layers: str, weights: Weights) -> tuple[Part, dict[str, float]] | None:
-    """Read the transformer that some of the layers below a path share, and the epsilons of its norms; or None.
+    """Read the shared transformer of the layers below a path, and the epsilons of its norms; None without one.
 
-    Without `tie_word_embeddings` nothing is shared: transformers then gives each layer a transformer of its own.
+    Without `tie_word_embeddings`, transformers gives each layer a separate transformer.
     """
     reading = [at for at, layer in enumerate(theirs.get_submodule(layers)) if hasattr(layer, "shared_transformer")]
     if not reading:
@@ -56,10 +56,12 @@ def read_shared(theirs: Any, layers: str, weights: Weights) -> tuple[Part, dict[
             table[f"{ours}.{name}.down_proj.weight"] = Take(tuple(f"{adapter}.0.weight" for adapter in lists))
             for row, adapter in enumerate(lists):
                 table[f"{ours}.{name}.up_proj.{row}.weight"] = Take((f"{adapter}.1.weight",))
-        if adapted:  # the logits' factor is multiplied into the queries, as in the projection beside it
+        if adapted:  # the factor of the logits is multiplied into the queries, as in the shared projection
             attention, queries = theirs.get_submodule(path).self_attn, f"{ours}.qkv_lora.up_proj.0.weight"
             table[queries] = table[queries].scaled(attention.scaling * attention.head_dim**0.5)
-        for lists in adapters.values():  # a transformer that is not shared has the maps of other layers too
+        for (
+            lists
+        ) in adapters.values():  # transformers that are not shared also have, but do not use, the maps of other layers
             for other in (each for each in range(len(reading)) if each % n_blocks != number % n_blocks):
                 for adapter in lists:
                     weights.leave_out(f"{adapter.rpartition('.')[0]}.{other}")
