@@ -78,50 +78,53 @@ _BUILT_IN = (
         ),
         gated_attention=Mixer(
             "GatedAttention",
-            "softmax attention with normed queries and keys, output gated",
+            "softmax attention with normed queries and keys and an output gate",
             2025,
             "2505.06708",
             models="Qwen3-Next, Qwen3.5",
         ),
         differential_attention=Mixer(
             "DifferentialAttention",
-            "attention whose heads subtract one softmax from another",
+            "attention whose heads are differences of two softmaxes",
             2024,
             "2410.05258",
             models="Motif 2.6B",
         ),
         forgetting_attention=Mixer(
             "ForgettingAttention",
-            "attention whose logits fall by a gate of each later position (FoX)",
+            "softmax attention with a data-dependent forget gate (FoX)",
             2025,
             "2503.02130",
         ),
         path_attention=Mixer(
-            "PathAttention", "attention whose keys are moved by each later position (PaTH)", 2025, "2505.16381"
+            "PathAttention", "softmax attention with Householder position encoding (PaTH)", 2025, "2505.16381"
         ),
         deltaformer=Mixer(
-            "DeltaFormer", "attention to values less what their own queries find before them", 2025, "2505.19488"
+            "DeltaFormer", "softmax attention to values corrected by a softmax delta rule", 2025, "2505.19488"
         ),
         mla=Mixer(
             "LatentAttention",
-            "attention whose keys and values come from one small vector each",
+            "attention with low-rank latent keys and values (MLA)",
             2024,
             "2405.04434",
             models="DeepSeek-V3, Kimi K2, Kimi Linear",
         ),
         dsa=Mixer(
             "SparseLatentAttention",
-            "mla over the positions that a light index finds (DSA)",
+            "mla to the positions that a light indexer selects (DSA)",
             2025,
             "2512.02556",
             models="DeepSeek-V3.2, GLM-5",
         ),
         nsa=Mixer(
-            "NativeSparseAttention", "block means, the best blocks and a window, gated (NSA)", 2025, "2502.11089"
+            "NativeSparseAttention",
+            "attention to compressed blocks, the best blocks and a window (NSA)",
+            2025,
+            "2502.11089",
         ),
         moba=Mixer(
             "BlockAttention",
-            "attention over the best few blocks of positions (MoBA)",
+            "attention to the best few blocks of positions (MoBA)",
             2025,
             "2502.13189",
         ),
@@ -136,12 +139,10 @@ _BUILT_IN = (
         gated_linear_attention=Mixer(
             "GatedLinearAttention", "linear attention with a decay for each key channel", 2023, "2312.06635"
         ),
-        rwkv4=Mixer(
-            "RWKV4", "averages of each channel's past with weights that decay", 2023, "2305.13048", models="RWKV-4"
-        ),
+        rwkv4=Mixer("RWKV4", "decaying weighted averages of each channel's past", 2023, "2305.13048", models="RWKV-4"),
         rwkv6=Mixer(
             "RWKV6",
-            "linear attention with a decay per key channel, shifted by content",
+            "linear attention: data-dependent decays and token shift",
             2024,
             "2404.05892",
             models="RWKV-6",
@@ -158,7 +159,7 @@ _BUILT_IN = (
         ),
         hgrn2=Mixer("HGRN2", "gated linear attention with keys tied to the decays", 2024, "2404.07904"),
         gsa=Mixer(
-            "GatedSlotAttention", "softmax attention over gated slots, of a fixed number (GSA)", 2024, "2409.07146"
+            "GatedSlotAttention", "softmax attention over a fixed number of gated slots (GSA)", 2024, "2409.07146"
         ),
         mlstm=Mixer("MLSTM", "the matrix memory of xLSTM: exponential gates, a normaliser", 2024, "2405.04517"),
         capped_mlstm=Mixer(
@@ -200,14 +201,14 @@ _BUILT_IN = (
             "2605.22791",
             {"gates": "channel"},
         ),
-        comba=Mixer("Comba", "gated_delta_net that erases in part and corrects its queries", 2025, "2506.02475"),
+        comba=Mixer("Comba", "gated_delta_net with partial erasure and corrected queries", 2025, "2506.02475"),
         mesa_net=Mixer(
             "MesaNet", "linear attention that solves least squares over the keys so far", 2025, "2506.05233"
         ),
         titans=Mixer("Titans", "a linear memory learned by gradient steps with momentum", 2024, "2501.00663"),
         rwkv7=Mixer(
             "RWKV7",
-            "the delta rule with gates per channel, on inputs that are shifted",
+            "the delta rule with gates per channel and token shift",
             2025,
             "2503.14456",
             models="RWKV-7",
@@ -225,7 +226,7 @@ _BUILT_IN = (
         ),
         s5=Mixer(
             "diagonal_ssm:DiagonalSSM",
-            "S5: diagonal_ssm started in the eigenvectors of HiPPO",
+            "S5: diagonal_ssm initialised in the eigenbasis of HiPPO",
             2022,
             "2208.04933",
             {"init": "s5"},
@@ -269,7 +270,7 @@ _BUILT_IN = (
     | _family(
         "recurrent net",
         lstm=Mixer("LSTM", "long short-term memory", 1997, "Hochreiter and Schmidhuber"),
-        slstm=Mixer("SLSTM", "sLSTM of xLSTM: exponential gates, memory that mixes within a head", 2024, "2405.04517"),
+        slstm=Mixer("SLSTM", "sLSTM of xLSTM: exponential gates, recurrence within each head", 2024, "2405.04517"),
         gru=Mixer("GRU", "gated recurrent unit", 2014, "1406.1078"),
         rnn=Mixer("RNN", "plain recurrent network, tanh or linear", 1990, "Elman"),
     )
@@ -283,7 +284,7 @@ _BUILT_IN = (
         ),
         min_lstm=Mixer(
             "minimal_recurrence:MinimalRecurrence",
-            "min_gru with forget and input gate, normed to add up to one",
+            "min_gru with forget and input gates that sum to one",
             2024,
             "2410.01201",
             {"cell": "lstm"},
@@ -309,7 +310,7 @@ _BUILT_IN = (
             "ParallelHybrid", "SSM and attention side by side in a layer", 2024, "2411.13676", models="Hymba, Falcon-H1"
         ),
         head_hybrid=Mixer(
-            "HeadHybrid", "softmax in some heads of a layer, a gated delta rule in the others", 2026, "2606.20097"
+            "HeadHybrid", "softmax attention in some heads, the gated delta rule in others", 2026, "2606.20097"
         ),
     )
     | _family(
