@@ -190,7 +190,7 @@ class Backbone(Pretrained):
             elif upper:
                 if not all(block.by_position for block in residual[-upper:]):
                     raise ValueError(
-                        "the upper layers of shared_cache keep no state of their own: channel rwkv cannot be used there"
+                        "channel rwkv has a state, so it cannot be used in the upper layers of shared_cache"
                     )
                 mixers = [SharedCache(residual[:-upper], residual[-upper:], norm_eps)]
             else:
@@ -360,7 +360,7 @@ class Backbone(Pretrained):
         self.layers.require_choice(seq_len)
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of parameters without weight decay: norms, biases, embedding, and what the mixers list."""
+        """Return the names of parameters without weight decay: norms, biases, embedding, and those in `undecayed`."""
         embedding = {"embedding.weight"} if self.embedding is not None else set()
         return no_weight_decay(self) | embedding
 

@@ -86,7 +86,7 @@ def index(folder: Path) -> str:
                 links[source] = _address(source)
                 source = f"[{source}]"
             rows.append((f"[{name}]", str(entry.year), source, MIXERS.summary(name)))
-        lines += [f"## {family}", "", *table(("mixer", "year", "source", "what it is"), rows), ""]
+        lines += [f"## {family}", "", *table(("mixer", "year", "source", "summary"), rows), ""]
     lines += [f"[{label}]: {address}" for label, address in links.items()]
     return "\n".join([*lines, "", "Made by `python -m zoo pages`.", ""])
 

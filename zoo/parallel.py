@@ -447,7 +447,7 @@ def _has_gradient(t: Tensor) -> bool:
 
 
 def _group(group: dist.ProcessGroup | int | None) -> dist.ProcessGroup:
-    """Return the process group that holds this rank.
+    """Return the process group, or a new group of consecutive ranks with this rank.
 
     Raises:
         ValueError: see `sequence`.

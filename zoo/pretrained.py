@@ -111,7 +111,7 @@ class Pretrained(Configured):
             reason = str(error).strip().partition("\n")[0]
             raise ValueError(f"{source} is no local folder, and no {FILE} of it is on the hub: {reason}") from error
         if not isinstance(found, cls):
-            raise ValueError(f"{source} holds {type(found).__name__}, not {cls.__name__}")
+            raise ValueError(f"{source} contains {type(found).__name__}, not {cls.__name__}")
         return found
 
 

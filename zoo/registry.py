@@ -41,7 +41,7 @@ class Mixer(NamedTuple):
 
 
 def _describe(target: str) -> Mixer:
-    return Mixer(target, f"{short(target)}, a mixer of your own")
+    return Mixer(target, f"{short(target)}, your own mixer")
 
 
 def _adopt(target: str, found: Any) -> type[SequenceMixer]:

@@ -104,7 +104,7 @@ def test_a_folder_gives_the_class_that_is_asked_for(tmp_path: Path, hub: Hub) ->
     plain = zoo.Backbone(**BACKBONE)
     plain.save_pretrained(tmp_path / "plain")
     assert_same(_trained(str(tmp_path / "plain")), plain)  # zoo measure and zoo heads
-    with pytest.raises(ValueError, match=r"plain holds Backbone, not Own$"):
+    with pytest.raises(ValueError, match=r"plain contains Backbone, not Own$"):
         Own.from_pretrained(tmp_path / "plain")
     for source in ("me/nothing", "/no/such/folder"):
         with pytest.raises(

@@ -55,7 +55,7 @@ class Adapter:
         input_keyword: keyword argument for x; None if x is the first argument.
     """
 
-    name: str = "an adapter of your own"
+    name: str = "your own adapter"
     streams: bool = False
     longest: int | None = None
     in_place: bool = False

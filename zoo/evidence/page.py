@@ -34,9 +34,9 @@ _STYLES: dict[str, dict[str, Any]] = {
 }
 RULE = (
     "A check holds if the whole 95 % interval is in the predicted region, fails if all of it is outside, and is "
-    "undecided otherwise. Quantities measured over seeds are medians, with an interval from the order of the samples: "
-    "for five seeds, the fewest allowed, from the smallest to the largest, which covers 93.75 %. Shares, rankings, "
-    "correlations and rates of decay have intervals of their own; an exact quantity has none."
+    "undecided otherwise. Quantities measured over seeds are medians, and their intervals end at two of the samples: "
+    "for five seeds, the fewest allowed, at the smallest and the largest, which covers 93.75 %. Shares, rankings, "
+    "correlations and decay rates have other intervals; exact quantities have none."
 )
 """How checks are judged, for the pages."""
 _WIDTHS = (6.4, 4.2)  # inches: width of a single panel, and of a panel next to another
