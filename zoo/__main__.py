@@ -180,13 +180,13 @@ def _declare_claims(parser: Parser) -> None:
     parser.epilog = "\n".join(["claims:", *listing({name: CLAIMS.summary(name) for name in CLAIMS})])
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="claims to test; default all")
-    add("--paper", metavar="NUMBER", help="also test the claims that cite this paper, such as 2411.12537")
+    add("--paper", metavar="NUMBER", help="test the claims that cite this paper, such as 2411.12537")
     add("--page", type=Path, metavar="FILE", help="only write the list of claims by paper; measure nothing")
     add("--full", action="store_true", help="larger sizes, on a GPU if available")
     _declare_settings(parser)
     number = _number(parser)
     number("--ranks", nargs="+", help="interaction ranks of the teachers, 1 to 16; default 1 2 4 8")
-    number("--starts", help="restarts of optimisers of non-convex losses; default 2")
+    number("--starts", help="random initialisations for non-convex losses; default 2")
     _declare_out(parser, "runs/claims")
     parser.set_defaults(run=_claims)
 

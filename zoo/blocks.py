@@ -548,10 +548,10 @@ class ResidualBlock(SequenceMixer):
         if rank is None or isinstance(self.channel, Experts):
             return None
         # In each half, the residual adds the identity as one operator; a norm's 1/rms is a scalar and adds none.
-        # Each hidden unit of the channel mixer has an input-dependent coefficient and adds one operator per row that
-        # it reads and operator of the first half, at most d_model. A unit reads one row, or one per tap of a Canon
-        # layer before the channel mixer; a shift adds a tap. A Canon layer inside only scales the unit's map. With an
-        # output gate (ShiftedReLU) each output channel is such a unit and reads the rows of all hidden units.
+        # Each hidden unit of the channel mixer has an input-dependent coefficient. It adds an operator for each pair of
+        # a row that it reads and an operator of the first half, at most d_model. A unit reads one row, or one per tap
+        # of a Canon layer before the channel mixer; a shift adds a tap. A Canon layer inside only scales the unit's
+        # map. With an output gate (ShiftedReLU) each output channel is a unit and reads the rows of all hidden units.
         d_model, n_units = self.d_model, 0 if self.channel is None else self.channel.down_proj.in_features
         n_rows = 1 if self.canon_before is None else min(CANON_WIDTH, seq_len)
         if isinstance(self.channel, ShiftedReLU):

@@ -62,7 +62,7 @@ def _later_positions(subject: Subject, dtype: torch.dtype, train: bool, n: int) 
     for now in (0, 1, n // 2, n - 2):
         other = torch.cat((x[:, : now + 1], y[:, now + 1 :]), dim=1)
         change = (subject.outputs(module, other) - before)[:, : now + 1]
-        yield _zero(f"positions after {now} of {n} were replaced ({mode} mode)", change, before)
+        yield _zero(f"change of earlier outputs if positions after {now} of {n} are replaced ({mode})", change, before)
 
 
 def _zero(did: str, change: Tensor, whole: Tensor) -> Outcome:

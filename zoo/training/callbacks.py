@@ -66,7 +66,7 @@ class ReseedEachStep(Callback):
 
 
 class NonFiniteLossError(RuntimeError):
-    """The loss or a weight is NaN or infinite; `step` is the number of optimizer steps done when this was detected."""
+    """The loss or a weight is NaN or infinite; `step` is the number of optimizer steps completed before."""
 
     def __init__(self, what: str, step: int) -> None:
         super().__init__(f"{what} at step {step}: training stopped; the checkpoints are from earlier steps")
