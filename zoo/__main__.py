@@ -305,15 +305,18 @@ def _measure(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"--{next(iter(fresh))} cannot be combined with --ckpt_path: it is an option of newly built mixers"
         )
+    if arguments.allow and arguments.ckpt_path is None:
+        raise UsageError("--allow is for the file of a model: it needs --ckpt_path")
     _check_report()
     from zoo.report.page import print_page
     from zoo.theory.measure import QUANTITIES, Sizes, measure_backbone, measure_mixers, sizes_within
     from zoo.theory.measure_page import measure_page, write_measurements
     from zoo.theory.processes import cores
+    from zoo.validate import require_device
 
     flags = _given(arguments, "d_model", "n_heads", "seq_len", "gradient_len", "lengths", "seed", "n_seeds", "device")
     sizes = Sizes(**flags)
-    _check_device(sizes.device)
+    require_device(sizes.device)
     if arguments.ckpt_path is not None:
         model = _trained(arguments.ckpt_path, arguments.allow)
         sizes = sizes_within(model, replace(sizes, d_model=model.d_model, n_heads=None))
@@ -456,6 +459,7 @@ def _figure(arguments: argparse.Namespace) -> int:
     from zoo.report.plots import as_image, require_kind
     from zoo.theory import figures, measure
     from zoo.theory.claims import page
+    from zoo.validate import require_device
 
     file = arguments.out or Path(f"{arguments.name}.png")
     require_kind("--out", file)
@@ -463,7 +467,7 @@ def _figure(arguments: argparse.Namespace) -> int:
         flags = _given(arguments, "seed", "n_seeds", "device")
         flags |= {} if arguments.seq_len is None else {"gradient_len": arguments.seq_len}
         sizes = measure.Sizes(**flags)
-        _check_device(sizes.device)
+        require_device(sizes.device)
         with progress(len(names)) as advance:
             measured = measure.measure_gradients(names, sizes, lambda name, _: advance(name))
         picture = figures.gradient_comparison_figure(measured)
@@ -482,12 +486,13 @@ def _settings(arguments: argparse.Namespace, full: bool) -> Settings:
     import torch
 
     from zoo.theory.claims.claim import FULL, QUICK
+    from zoo.validate import require_device
 
     flags = _given(arguments, "seed", "n_seeds", "seq_len", "steps", "device")
     if full and torch.cuda.is_available():
         flags = {"device": "cuda"} | flags
     settings = replace(FULL if full else QUICK, **flags)
-    _check_device(settings.device)
+    require_device(settings.device)
     return settings
 
 
@@ -495,15 +500,6 @@ def _check_report(*more: str) -> None:
     """Raise if a module that the report needs is not installed: before measuring, so that no work is lost."""
     for module in ("rich.table", "matplotlib.figure", *more):
         require_extra(module)
-
-
-def _check_device(name: str) -> None:
-    import torch
-
-    try:
-        torch.empty(1, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UsageError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from None
 
 
 def _print_files(files: Sequence[Path]) -> None:

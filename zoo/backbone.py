@@ -356,7 +356,7 @@ class Backbone(Pretrained):
         return self.layers.state_bytes(seq_len, batch_size, dtype)
 
     def require_choice(self, seq_len: int) -> None:
-        """Raise ValueError if a layer has nothing to select from; see `SequenceMixer.require_choice`."""
+        """Raise ValueError if `seq_len` is too short for a sparse layer; see `SequenceMixer.require_choice`."""
         self.layers.require_choice(seq_len)
 
     def no_weight_decay(self) -> set[str]:

@@ -86,7 +86,7 @@ NORMS: dict[NormType, type[RMSNorm | LayerNorm]] = {"rms": RMSNorm, "layer": Lay
 
 
 class SwiGLU(nn.Module):
-    """W_down (silu(W_gate x) * W_up x) (Shazeer 2002.05202); coefficient: silu(W_gate x)."""
+    """SwiGLU channel mixer, W_down (silu(W_gate x) * W_up x) (Shazeer 2002.05202); coefficient: silu(W_gate x)."""
 
     bias = False
     gate = staticmethod(silu_gate)
@@ -107,9 +107,9 @@ class SwiGLU(nn.Module):
 
 
 class GeGLU(SwiGLU):
-    """W_down (gelu(W_gate x + b) * (W_up x + c)) + d with the tanh approximation of GELU (Griffin, 2402.19427).
+    """GeGLU channel mixer, W_down (gelu(W_gate x + b) * (W_up x + c)) + d (Griffin, De et al. 2402.19427).
 
-    Coefficient: the output of the GELU.
+    GELU is its tanh approximation. Coefficient: the output of the GELU.
     """
 
     bias = True
@@ -117,7 +117,7 @@ class GeGLU(SwiGLU):
 
 
 class SquaredReLU(nn.Module):
-    """W_down relu(W_up x)^2 (So et al. 2109.08668); coefficient: relu(W_up x)."""
+    """Squared-ReLU channel mixer, W_down relu(W_up x)^2 (So et al. 2109.08668); coefficient: relu(W_up x)."""
 
     def __init__(self, d_model: int, d_channel: int) -> None:
         super().__init__()
@@ -131,11 +131,12 @@ class SquaredReLU(nn.Module):
 
 
 class Experts(nn.Module):
-    """sum over the top_k experts e of p_e(x) SwiGLU_e(x), p = softmax(W_router x) (Shazeer et al. 1701.06538).
+    """Mixture of experts: sum over the top_k experts e of p_e(x) SwiGLU_e(x), p = softmax(W_router x).
 
+    Shazeer et al. 1701.06538, with weights p_e as in Jamba (Lieber et al. 2403.19887).
     Experts have no capacity limit. Dropping tokens beyond a capacity would make a position's output depend on other
-    positions, and `stream` would differ from `forward`. Weights p_e as in Jamba (Lieber et al. 2403.19887).
-    Coefficients: p_e, the choice of e, and the gates of the SwiGLUs.
+    positions, and `stream` would differ from `forward`. Coefficients: p_e, the choice of e, and the gates of the
+    SwiGLUs.
 
     A shared expert is one more SwiGLU, applied at every position (DeepSeekMoE, Dai et al. 2401.06066).
 
@@ -470,7 +471,7 @@ class BlockState(NamedTuple):
 
 
 class ResidualBlock(SequenceMixer):
-    """x + mixer(norm(x)), then x + channel(norm(x)) (pre-norm, Xiong et al. 2002.04745).
+    """Residual block, x + mixer(norm(x)), then x + channel(norm(x)) (pre-norm, Xiong et al. 2002.04745).
 
     norm="output": x + norm(mixer(x)), then x + norm(channel(x)) (OLMo 2, 2501.00656). norm="residual": u + mixer(u)
     with u = norm(x), then v + channel(v) with v the norm of that (MiniMax-01, 2501.08313).
@@ -658,7 +659,7 @@ class Bidirectional(nn.Module):
         self.mixer_b.reset_parameters()
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of the parameters that weight decay must spare."""
+        """Return the names of the parameters without weight decay."""
         return no_weight_decay(self)
 
     def forward(

@@ -38,7 +38,7 @@ class Registry(Mapping[str, Any], Generic[E]):
         return getattr(import_module(module), attribute)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries or name in self._aliases
+        return isinstance(name, str) and (name in self._entries or name in self._aliases)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

@@ -32,6 +32,15 @@ def require_seed(seed: int) -> None:
         raise ValueError(f"seed must lie in 0..{2**63 - 1}, got {seed}")
 
 
+def require_device(name: str) -> None:
+    """Raise ValueError for a device that cannot be used here, or whose tensors hold no data (meta)."""
+    try:
+        torch.zeros(1, device=name).item()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0].partition(". ")[0]
+        raise ValueError(f"device {name!r} cannot be used: {reason}") from None
+
+
 def require_choice(name: str, value: object, choices: Any) -> None:
     """Raise ValueError unless `value` is one of the strings of a Literal type."""
     valid = get_args(choices)

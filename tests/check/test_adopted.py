@@ -363,6 +363,12 @@ def test_entry_points_are_found_when_a_name_is_not_built_in(
         zoo.create_mixer("mine", 8)
 
 
+@pytest.mark.parametrize("name", [None, 3, ["lstm"], {"lstm": 1}])
+def test_a_name_that_is_no_string_is_an_unknown_mixer(name: Any) -> None:
+    with pytest.raises(ValueError, match=r"^unknown mixer .*; choose from: attention, "):
+        MIXERS.check(name)
+
+
 def test_a_hybrids_member_has_its_options_under_its_class() -> None:
     pattern = [MEAN, {"name": MEAN, "gain": 4.0}, "attention"]
     layers = zoo.create_layers("hybrid", 3, 8, pattern=pattern, Mean={"gain": 2.0}, n_heads=2)

@@ -87,6 +87,7 @@ def test_an_adapter_of_a_file_teaches_a_protocol(
         (["attention", "--option", "n_heads=3"], "attention cannot be built"),
         (["lstm", "--dtype", "int8"], "--dtype must be one of float32"),
         (["lstm", "--device", "nowhere"], "device 'nowhere' cannot be used"),
+        (["lstm", "--device", "meta"], "device 'meta' cannot be used"),
         (["lstm", "--only", "causalty,lengths"], "did you mean 'causality'"),
         (["lstm", "--only", ","], "choose from: causality, rows_independent"),
         (["lstm", "--d_model", "0"], "d_model must be a positive integer"),

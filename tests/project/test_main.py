@@ -69,6 +69,8 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("measure --ckpt_path nowhere", "no run at nowhere"),
         ("measure --ckpt_path nowhere --d_model 4", "--d_model cannot be combined with --ckpt_path"),
         ("measure --device abacus", "device 'abacus' cannot be used"),
+        ("measure --device meta", "device 'meta' cannot be used"),
+        ("measure --allow mine:Mixer", "--allow is for the file of a model: it needs --ckpt_path"),
         ("heads nowhere --processes 0", "argument --processes: must be at least 1, got 0"),
         ("heads nowhere --sequences 0", "argument --sequences: must be at least 1, got 0"),
         ("figure gradients --seq_len 4", "argument --seq_len: must be at least 16, got 4"),

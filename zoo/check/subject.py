@@ -23,7 +23,7 @@ from zoo.ops.precision import complex_accumulator
 from zoo.registry import MIXERS, create_mixer, mixer_class
 from zoo.seeds import seeded
 from zoo.targets import load
-from zoo.validate import require_positive, require_seed
+from zoo.validate import require_device, require_positive, require_seed
 
 
 @dataclass(eq=False)
@@ -67,10 +67,7 @@ class Subject:
         require_seed(self.seed)
         if self.seq_len < 8:
             raise ValueError(f"seq_len must be at least 8, got {self.seq_len}")
-        try:
-            torch.empty(1, device=self.device)
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            raise ValueError(f"device {self.device!r} cannot be used: {str(error).splitlines()[0]}") from None
+        require_device(self.device)
         given = self.target
         self.name = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
         self._given = {each.name: getattr(self, each.name) for each in fields(self)[1:]}
