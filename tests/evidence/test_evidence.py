@@ -147,7 +147,7 @@ def test_a_record_reads_back_and_its_section_has_each_check() -> None:
         (lambda: at_least("q", dict.fromkeys(range(5), 1.0), 0.9), "scipy"),
     ],
 )
-def test_a_missing_extra_is_named(
+def test_a_missing_extra_is_reported(
     call: Callable[[], object], package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(extras, "import_module", raising(ModuleNotFoundError(name=package)))
