@@ -30,7 +30,7 @@ def test_the_property_holds(name: str, each: Property) -> None:
     each.find(subject(name)).raise_if_failed()
 
 
-@pytest.mark.filterwarnings("ignore")  # of the compiler, about its internals
+@pytest.mark.filterwarnings("ignore")  # the compiler warns about its internals
 @pytest.mark.parametrize("name", COMPILED)
 def test_inductor_agrees_with_eager(name: str) -> None:
     torch.compiler.reset()

@@ -215,7 +215,7 @@ def test_options_of_a_hybrid_reach_its_members() -> None:
     assert member(entry, "attention")["n_heads"] == 8
 
 
-def test_a_higher_layer_wins_in_whatever_form_it_sets_an_option(tmp_path: Path) -> None:
+def test_a_higher_layer_wins_in_any_form_of_an_option(tmp_path: Path) -> None:
     # configs/mixer/hybrid.yaml sets attention.position; a flag for all members takes precedence.
     assert member(parse(), "attention")["position"] == "rope"
     assert member(parse("--mixer.position", "alibi"), "attention")["position"] == "alibi"

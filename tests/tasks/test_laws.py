@@ -41,7 +41,7 @@ def test_an_update_assigns_any_value_but_the_keys_current_one(rng: np.random.Gen
     assert_even(np.bincount(steps, minlength=8)[1:], 7)
 
 
-def test_neither_token_of_a_compound_key_decides_the_value(rng: np.random.Generator) -> None:
+def test_one_token_of_a_compound_key_does_not_determine_the_value(rng: np.random.Generator) -> None:
     task = tasks.create_task("compositional", vocab_size=100, seq_len=54, n_pairs=9)
     orders = set()
     for inputs in task.sample(rng, 50)["inputs"]:

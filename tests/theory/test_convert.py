@@ -235,6 +235,6 @@ def test_conversions_take_any_scale(law: np.ndarray, rng: np.random.Generator) -
         (lambda o: ema_as_alibi(0.5 * o(2), o(2, 3), math.inf * o(3, 2)), "B and C must be real and finite"),
     ],
 )
-def test_bad_input_is_one_line(call: Callable[[Any], Any], message: str) -> None:
+def test_bad_input_is_a_one_line_error(call: Callable[[Any], Any], message: str) -> None:
     with refused(message):
         call(lambda *shape: torch.ones(shape, dtype=torch.float64))

@@ -158,7 +158,7 @@ def test_head_count_takes_a_tolerance() -> None:
         (lambda _: balanced_teacher(1, 2, 32, rho=1.1), r"rho must lie in \(0, 1\], got 1.1"),
     ],
 )
-def test_bad_input_is_one_line(call: Any, message: str) -> None:
+def test_bad_input_is_a_one_line_error(call: Any, message: str) -> None:
     with refused(message):
         call(torch.ones)
 

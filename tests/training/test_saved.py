@@ -40,7 +40,7 @@ def test_load_gives_the_trained_backbone_in_eval_mode(run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_load_needs_neither_lightning_nor_the_tasks(run: Path) -> None:
+def test_load_imports_no_lightning_and_no_tasks(run: Path) -> None:
     program = f"""
 import sys, torch, zoo
 model = zoo.load({str(run)!r}, "last")

@@ -131,14 +131,14 @@ def apart(ours: Counts, theirs: Counts) -> float:
         if what != "padding of all"
     ],
 )
-def test_examples_look_like_those_of_who_published_the_task(name: str, what: str) -> None:
+def test_statistics_of_examples_match_the_published_generators(name: str, what: str) -> None:
     ours, theirs = counts(numbers(name)[what]), histograms(name)[what]
     assert apart(ours, theirs) < 1, f"ours {ours}, theirs {theirs}"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SUMMARIES if "constant guess" in recorded(name)])
-def test_the_best_constant_guess_scores_what_it_scored_there_by_both_accuracies(name: str) -> None:
+def test_the_best_constant_guess_has_upstreams_micro_and_macro_accuracy(name: str) -> None:
     task_name, options, split = OURS[name]
     task, scored = tasks.create_task(task_name, **options), examples(name)[1]
     labels = torch.from_numpy(scored[scored != IGNORED])
@@ -156,12 +156,12 @@ def test_the_best_constant_guess_scores_what_it_scored_there_by_both_accuracies(
         assert chance == pytest.approx(theirs["micro"], abs=5 * np.sqrt(chance / len(scored)))
 
 
-def test_names_and_facts_have_as_many_values_as_upstream_lists() -> None:
+def test_capos_names_and_facts_have_upstreams_numbers_of_values() -> None:
     assert list(recorded("capo")["sizes"].values()) == capo.SIZES[capo.SIZES > 1].tolist()
 
 
 @pytest.mark.parametrize("grammar", ["cfg3f", "cfg3k"])
-def test_the_next_tokens_of_a_sentence_are_as_likely_as_upstream_finds(grammar: str) -> None:
+def test_lanos_next_token_probabilities_are_upstreams(grammar: str) -> None:
     found = recorded(f"lano-{grammar}")
     sentence = np.array([4, *found["sentence"]]) - 1
     task = Lano(grammar=grammar, n_levels=len(found["rules"]), seq_len=len(sentence))
@@ -169,5 +169,5 @@ def test_the_next_tokens_of_a_sentence_are_as_likely_as_upstream_finds(grammar: 
     np.testing.assert_allclose(task.probabilities(sentence[None])[0], theirs, rtol=0, atol=1e-6)
 
 
-def test_there_is_a_record_of_each_generator() -> None:
+def test_every_generator_has_a_record() -> None:
     assert sorted(path.stem for path in RECORDS.iterdir()) == sorted(GENERATORS) == sorted(SUMMARIES) == sorted(OURS)
