@@ -31,6 +31,14 @@ def refused(match: str, kind: type[Exception] = ValueError) -> Iterator[None]:
     assert "\n" not in str(caught.value)
 
 
+def error_line(capsys: pytest.CaptureFixture[str], program: str = "train.py", output: str | None = None) -> str:
+    """The single line on stderr, which must be an error of `program`; assert stdout too if `output` is given."""
+    out, err = capsys.readouterr()
+    assert output is None or out == output
+    assert re.fullmatch(rf"{re.escape(program)}: error: [^\n]+\n", err), err
+    return err
+
+
 def holding(*words: str) -> str:
     """A pattern that matches a text with all these words, in any order."""
     return "".join(f"(?=.*{re.escape(word)})" for word in words)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests import raising
 from tests.check.modules import Attention, Bidirectional, LongConv, Marked, Packed, Ragged, Recurrence, Several, Stepper
 from zoo.check.calls import LONG
 
@@ -133,10 +134,6 @@ def divides_by_decays(right: Any, self: Any, a: Tensor, v: Tensor, h: Tensor) ->
     total = a.clamp(min=1e-30).log().cumsum(1)
     y = total.exp() * (((1 - a.abs()) * v * (-total).exp()).cumsum(1) + h.unsqueeze(1))
     return y, y[:, -1]
-
-
-def refuse(*_: Any) -> Any:
-    raise RuntimeError("no code for this")
 
 
 def program(of: Callable[..., Any]) -> Any:
@@ -424,7 +421,7 @@ ERRORS = [
     Planted("value that is not affine", "operator", Marked, "values", lambda f, self, x: f(self, x).tanh()),
     Planted("other numbers", "compiles", torch, "compile", lambda f, code, **_: lambda x: 1.01 * code(x)),
     Planted("other gradient", "compiles", torch, "compile", lambda f, code, **_: lambda x: code(x) + x - x.detach()),
-    Planted("no code", "compiles", torch, "compile", lambda f, code, **_: refuse),
+    Planted("no code", "compiles", torch, "compile", lambda f, code, **_: raising(RuntimeError("no code for this"))),
     Planted("constant", "exports", torch.export, "export", program(lambda module, x: lambda _: module(x))),
 ]
 

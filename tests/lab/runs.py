@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import time
 from collections.abc import Callable
@@ -82,10 +81,3 @@ def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     with pytest.raises(SystemExit, match=r"^0$"):
         cli.parse(argv)
     return capsys.readouterr().out
-
-
-def error_line(capsys: pytest.CaptureFixture[str], program: str = "train.py") -> str:
-    """The single line on stderr, which must be an error of `program`."""
-    text = capsys.readouterr().err
-    assert re.fullmatch(rf"{re.escape(program)}: error: [^\n]+\n", text), text
-    return text

@@ -32,9 +32,8 @@ from lab.plain import read_mapping
 from lab.run.record import Run
 from lab.sweep.experiment import read_experiment
 from lab.sweep.grid import expand
-from tests import ROOT, refused, slow
+from tests import ROOT, error_line, refused, slow
 from tests.cases import draw, randomise
-from tests.lab.runs import error_line
 from tests.tolerances import assert_close
 from zoo import Backbone, create_mixer
 from zoo.errors import UsageError

@@ -20,8 +20,7 @@ from lab.sweep.grid import arguments
 from lab.view import leaderboard
 from lab.view.cells import ALL, FILE, in_order, read_cells, task_names
 from lab.view.leaderboard import PICTURE, SORTABLE, STORED, Leaderboard, groups_of, overview
-from tests import refused
-from tests.lab.runs import error_line
+from tests import error_line, refused
 from zoo.registry import MIXERS
 from zoo.report.page import as_markdown
 

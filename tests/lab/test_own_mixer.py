@@ -18,8 +18,8 @@ from lab.run.folder import RunFolder
 from lab.sweep import sweep
 from lab.view import read_runs
 from lab.view.rows import group_runs
-from tests import refused
-from tests.lab.runs import TINY, error_line, results, shown
+from tests import error_line, refused
+from tests.lab.runs import TINY, results, shown
 from zoo.__main__ import main
 from zoo.errors import UsageError
 from zoo.registry import MIXERS

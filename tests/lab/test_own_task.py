@@ -13,7 +13,8 @@ from lab import training as train
 from lab.examples import examples
 from lab.sweep.sweep import main as sweep
 from lab.view import read_runs
-from tests.lab.runs import TinyRuns, error_line, results
+from tests import error_line
+from tests.lab.runs import TinyRuns, results
 
 FUNCTION = """
 def first_again(rng, n, seq_len: int = 8):

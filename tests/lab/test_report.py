@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from tests import raising
 from zoo.registry import MIXERS
 from zoo.report import markdown, plots, terminal
 from zoo.report.files import as_json, read_json, write_atomically
@@ -32,12 +33,9 @@ def test_text_and_bytes_are_written_unchanged(content: str | bytes, tmp_path: Pa
 
 
 def test_a_failed_write_leaves_only_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError("no space left")
-
     path = tmp_path / "file"
     write_atomically(path, "old")
-    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(os, "replace", raising(OSError("no space left")))
     with pytest.raises(OSError, match="no space left"):
         write_atomically(path, "new")
     assert path.read_text() == "old"

@@ -31,9 +31,9 @@ from lab.run.files import FIRST_LOSS
 from lab.run.folder import RunFolder
 from lab.run.metrics import by_heading
 from lab.run.record import read_rungs, rung_at
-from tests import ROOT, python, raising, slow
+from tests import ROOT, error_line, python, raising, slow
 from tests.lab import kills
-from tests.lab.runs import MEASURED, TINY, TinyRuns, error_line, metrics, results, wait_until
+from tests.lab.runs import MEASURED, TINY, TinyRuns, metrics, results, wait_until
 from tests.tolerances import tolerance
 from tests.training import small
 from tests.training.small import assert_identical
@@ -358,12 +358,6 @@ def forks() -> ForkServerContext:
     return context
 
 
-def next_second(path: Path) -> None:
-    """Wait until the name of a new event file, which has a resolution of a second, sorts after the existing ones."""
-    while any(int(file.name.split(".")[3]) >= int(time.time()) for file in path.glob("events.*")):
-        time.sleep(0.02)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_run_that_is_killed_and_resumed_equals_an_undisturbed_one(
@@ -373,7 +367,7 @@ def test_a_run_that_is_killed_and_resumed_equals_an_undisturbed_one(
     path = folder(tmp_path / "run", *argv)
     expected = trained(tmp_path / "whole", *argv)
     for moment in (*kills.MOMENTS, None):
-        next_second(path)
+        small.next_second(path)
         process = forks.Process(target=kills.run, args=(command(tmp_path / "run", *argv), log, moment))
         process.start()
         process.join()

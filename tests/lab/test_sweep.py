@@ -45,8 +45,8 @@ from lab.sweep.grid import expand
 from lab.sweep.matching import TOLERANCE
 from lab.sweep.scores import Point, model_flags, score_table, scores
 from lab.sweep.tuning import beyond, promoted, window
-from tests import ROOT, raising
-from tests.lab.runs import TINY, error_line, results, wait_until
+from tests import ROOT, error_line, raising
+from tests.lab.runs import TINY, results, wait_until
 
 SMALL = shlex.split(f"{TINY} --trainer.val_check_interval 2")
 # A fast replacement of train.py: it writes the same files, or fails in one of the ways that train.py may.

@@ -24,8 +24,8 @@ from lab.run import identity
 from lab.run.files import HPARAMS
 from lab.run.folder import RunFolder
 from lab.run.record import read_rungs
-from tests import python, raising, slow
-from tests.lab.runs import TINY, TinyRuns, error_line, metrics, results
+from tests import error_line, python, raising, slow
+from tests.lab.runs import TINY, TinyRuns, metrics, results
 from tests.training import small
 from zoo.training import SequenceModule
 

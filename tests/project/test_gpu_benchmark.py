@@ -10,6 +10,7 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.page import Section
+from tests import raising
 from zoo import list_mixers
 
 
@@ -88,10 +89,7 @@ def test_the_sections_have_a_row_per_kernel_mixer_and_length(monkeypatch: pytest
     assert len(kernels) == 9 * 2
     assert all(row[5] < 1e-6 for row in kernels)
 
-    def refuse(step: gpu.Run) -> gpu.Run:
-        raise RuntimeError("cannot be captured\nat all")
-
-    monkeypatch.setattr(gpu, "captured", refuse)
+    monkeypatch.setattr(gpu, "captured", raising(RuntimeError("cannot be captured\nat all")))
     assert gpu._replayed("attention") == (None, "cannot be captured")
     monkeypatch.setattr(gpu, "LENGTHS", {8: 2, 16: 1})
     lengths = last(gpu.lengths()).tables[0].rows

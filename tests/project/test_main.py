@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests import python
+from tests import error_line, python, raising
 from zoo import __main__ as command
 from zoo.evidence import Check, Evidence, Panel, Verdict
 from zoo.evidence.page import panels_figure
@@ -41,13 +41,9 @@ def test_zoo_compare_exists_only_in_a_clone(
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """Run a command that must fail with a one-line error, and return that line."""
+    """Run a command that must fail with a one-line error and no output, and return that line."""
     assert command.main(argv) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("zoo: error: ")
-    assert err.count("\n") == 1
-    return err
+    return error_line(capsys, "zoo", output="")
 
 
 @pytest.mark.parametrize(
@@ -305,10 +301,7 @@ def test_an_output_folder_that_cannot_be_created_is_a_one_line_error(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "_check_report", interrupted)
+def test_ctrl_c_is_a_one_line_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_check_report", raising(KeyboardInterrupt()))
     assert command.main(["measure"]) == 130
     assert capsys.readouterr().err == "zoo: interrupted\n"

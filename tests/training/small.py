@@ -107,13 +107,18 @@ def trainer(folder: Path, *callbacks: L.Callback, logger: Logger | bool = False,
 
 
 def tensorboard(folder: Path, **options: Any) -> TensorBoardLogger:
-    """A logger whose event file TensorBoard reads after the existing ones: wait until its name has a later second.
-
-    TensorBoard sorts by name. Within a second and process, counter 100 would sort before 99.
-    """
-    while any(f".tfevents.{int(time.time()):010d}." in file.name for file in folder.glob("events*")):
-        time.sleep(0.02)
+    """A logger whose event file TensorBoard reads after the existing ones."""
+    next_second(folder)
     return TensorBoardLogger(folder, name="", version="", default_hp_metric=False, **options)
+
+
+def next_second(folder: Path) -> None:
+    """Wait until a new event file sorts after the existing ones by name, as TensorBoard sorts them.
+
+    Names have the second, host, process and a counter: within a second and process 100 would sort before 99.
+    """
+    while any(int(file.name.split(".")[3]) >= int(time.time()) for file in folder.glob("events.*")):
+        time.sleep(0.02)
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
