@@ -21,7 +21,7 @@ from zoo.check.calls import LONG
 
 
 class Planted(NamedTuple):
-    what: str
+    bug: str
     seen_by: str
     owner: Any
     method: str
@@ -426,5 +426,5 @@ ERRORS = [
 ]
 
 
-def named(what: str) -> Planted:
-    return next(error for error in ERRORS if error.what == what)
+def named(bug: str) -> Planted:
+    return next(error for error in ERRORS if error.bug == bug)

@@ -46,7 +46,7 @@ def test_a_right_module_passes_the_slow_ones(module: type[nn.Module]) -> None:
     check(module, d_model=D_MODEL, only=SLOW, options=options).raise_if_failed()
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: f"{error.seen_by}: {error.what}")
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: f"{error.seen_by}: {error.bug}")
 def test_a_planted_error_is_seen_by_its_property(error: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     error.plant(monkeypatch)
     finding = find(error.module, error.seen_by, looks_ahead=error.module is Bidirectional, thorough=True)
@@ -306,7 +306,7 @@ def test_roundoff_of_an_fft_is_not_reported_as_a_leak(d_model: int) -> None:
 
 
 @pytest.mark.parametrize("graphs", ["one graph", "several graphs"])
-def test_a_graph_may_break(graphs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_break_passes_compiles(graphs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def compiled(function: Any, *, backend: str, fullgraph: bool = False) -> Any:
         return (lambda x: 1 / 0) if fullgraph and graphs == "several graphs" else function
 

@@ -222,7 +222,7 @@ def test_the_operator_has_no_entry_in_the_future(case: Case, generator: torch.Ge
         for case in (drawn("padding") if padding == 1e9 else DEFAULTS)
     ],
 )
-def test_padding_leaks_into_nothing(case: Case, padding: float, generator: torch.Generator) -> None:
+def test_padding_affects_no_output_and_no_gradient(case: Case, padding: float, generator: torch.Generator) -> None:
     """In three chunks, two with padding, each row equals its valid positions run alone; gradients too."""
     mixer = case.create(generator)
     sizes, ragged = [6, 5, 3], torch.tensor([[6, 0, 4], [2, 5, 0], [3, 3, 3]])
@@ -365,7 +365,7 @@ def test_replacing_a_linear_map_by_a_subclass_acts_or_is_refused(case: Case, gen
 
 
 @cases(variants="slow")
-def test_reset_parameters_leaves_none_out(case: Case, generator: torch.Generator) -> None:
+def test_reset_parameters_resets_every_parameter(case: Case, generator: torch.Generator) -> None:
     fresh = create_mixer(case.name, D_MODEL, **case.options)
     changed = randomise(copy.deepcopy(fresh), generator)
     for mixer in (fresh, changed):
@@ -401,7 +401,7 @@ def test_no_weight_decay_lists_biases_norms_and_dynamics(case: Case) -> None:
         ("rwkv6", {f"{each}_proj.weight" for each in ("r", "k", "v", "gate", "out")}),
     ],
 )
-def test_weight_decay_is_that_of_the_authors(name: str, decayed: set[str]) -> None:
+def test_weight_decay_applies_to_the_same_parameters_as_in_the_authors_code(name: str, decayed: set[str]) -> None:
     mixer = create_mixer(name, D_MODEL)
     assert {name for name, _ in mixer.named_parameters()} - mixer.no_weight_decay() == decayed
 

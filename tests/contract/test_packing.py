@@ -30,7 +30,7 @@ def test_packed_sequences_equal_the_separate_ones(case: Case, generator: torch.G
 
 
 @cases(variants="slow", by_default=KINDS)
-def test_left_padding_leaks_into_nothing(case: Case, generator: torch.Generator) -> None:
+def test_left_padding_affects_no_output_and_no_gradient(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)
     x = draw(len(LENGTHS), 7, D_MODEL, generator=generator)
     spans = [slice(7 - length, 7) for length in LENGTHS]

@@ -17,7 +17,7 @@ LEAST = 0.93
 """Least coverage of an interval of nominally 95 %."""
 
 
-def test_medians() -> None:
+def test_intervals_of_medians() -> None:
     assert intervals.of_median([3, 1, 2, 5, 9]) == (3, 1, 9)
     assert intervals.of_median(range(10)) == (4.5, 1, 8)  # these ends cover it with 0.979, the next inner ones 0.891
     assert intervals.of_median(range(20)) == (9.5, 5, 14)
@@ -63,7 +63,7 @@ def test_an_interquartile_mean_ignores_the_outer_quarters() -> None:
 @pytest.mark.parametrize(
     ("successes", "n", "low", "high"), [(0, 10, 0, 0.3085), (5, 5, 0.4782, 1), (3, 6, 0.118, 0.882)]
 )
-def test_shares(successes: int, n: int, low: float, high: float) -> None:
+def test_intervals_of_shares(successes: int, n: int, low: float, high: float) -> None:
     """Exact binomial intervals: at either end the observed or a more extreme count has a probability of 2.5 %."""
     found = intervals.of_share(successes, n)
     assert found == pytest.approx((successes / n, low, high), abs=2e-4)
@@ -97,7 +97,7 @@ def test_rank_correlations() -> None:
         intervals.of_rank_correlation(range(4), range(4))
 
 
-def test_rankings() -> None:
+def test_intervals_of_superiority() -> None:
     assert intervals.of_superiority([3, 2], [1]).value == 1
     assert intervals.of_superiority([1], [1]).value == 0.5
     assert intervals.of_superiority([1] * 5, [0] * 9) == pytest.approx((1, 0.5655, 1), abs=1e-4)

@@ -104,10 +104,9 @@ def test_replace_part_replaces_only_the_marked_part_of_a_page() -> None:
 
 
 def test_every_mixer_has_a_different_colour_and_marker() -> None:
+    """If it fails, append the new mixer to plots._LISTED."""
     looks = [plots.look_of(mixer) for mixer in MIXERS]
-    assert len({(look.colour, look.marker) for look in looks}) == len(
-        looks
-    )  # if not, add the new mixer to plots._LISTED
+    assert len({(look.colour, look.marker) for look in looks}) == len(looks)
     assert plots.look_of("attention") == ("#0072b2", "o", "circle", "●")
     assert plots.look_of("my_mixers.py:Mine").glyph == "●"
 

@@ -448,7 +448,7 @@ def test_ctrl_c_lets_the_runs_save_and_prints_the_command_that_resumes(
     assert go(tmp_path, *argv[:-1]) == 0
 
 
-def test_a_second_ctrl_c_kills(tmp_path: Path, stand_in: Any) -> None:
+def test_a_second_ctrl_c_kills_the_runs(tmp_path: Path, stand_in: Any) -> None:
     stand_in(lambda job: "holds out")
     stop = Stop()
     asked = when(lambda: waiting(tmp_path, 1), stop.ask)

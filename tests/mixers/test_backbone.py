@@ -71,7 +71,9 @@ def test_forward_is_the_reference(name: str, options: dict[str, Any], generator:
     ],
     ids=str,
 )
-def test_states_besides_the_mixers_stream(name: str, options: dict[str, Any], generator: torch.Generator) -> None:
+def test_models_with_canon_layers_and_other_states_stream(
+    name: str, options: dict[str, Any], generator: torch.Generator
+) -> None:
     """Models with Canon layers stream, take lengths, select positions and have an operator and exact state sizes."""
     model, x = model_of(Case(name, {}), generator, **options), tokens(2, 9, generator=generator)
     y, lengths = model(x), torch.tensor([4, 2])

@@ -34,7 +34,7 @@ def test_it_is_one_mixer_forwards_and_one_backwards(names: tuple[str, str], gene
 
 
 @pytest.mark.parametrize("names", [("attention", "gru"), ("selective_ssm", "conv"), ("lstm", "sliding_attention")])
-def test_padding_leaks_into_nothing(names: tuple[str, str], generator: torch.Generator) -> None:
+def test_padding_affects_no_output_and_no_gradient(names: tuple[str, str], generator: torch.Generator) -> None:
     both, lengths = pair(names, generator), torch.tensor([6, 0, 1, 4], dtype=torch.int32)
     x = draw(4, 6, D_MODEL, generator=generator)
     spans = [slice(0, length) for length in lengths.tolist()]

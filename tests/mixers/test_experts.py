@@ -229,7 +229,7 @@ def test_expert_period_and_offset_place_the_experts(generator: torch.Generator) 
     assert layers(n_experts=0) == []
 
 
-def test_jamba_is_one_config(generator: torch.Generator) -> None:
+def test_the_config_of_jamba_builds_its_layers(generator: torch.Generator) -> None:
     values = read_mapping(JAMBA)
     assert values.pop("balance_weight") == 1e-3
     model = Backbone(**values, vocab_size=VOCAB, n_outputs=VOCAB)

@@ -142,7 +142,9 @@ def test_loading_a_users_mixer_needs_allow(
 
 
 @pytest.mark.parametrize("where", ["class", "mixer", "pattern"])
-def test_a_file_imports_nothing_by_itself(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_a_file_imports_nothing_without_allow(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "payload.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(tmp_path)
     named = {"mixer": {"name": "payload:Mixer"}, "pattern": {"name": "hybrid", "pattern": ["lstm", "payload:Mixer"]}}

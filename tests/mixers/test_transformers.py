@@ -456,7 +456,7 @@ def cache_of(theirs: Any) -> Any:
 
 
 @different_kinds
-def test_their_cache_is_our_state(kind: str, generator: torch.Generator) -> None:
+def test_states_equal_the_caches_of_transformers(kind: str, generator: torch.Generator) -> None:
     """After a prompt and after each further token."""
     theirs = build(kind, generator, **KINDS[kind][0])
     ours = load_transformers(theirs)
@@ -527,7 +527,7 @@ def mixers_of(ours: Backbone) -> list[SequenceMixer]:
     return [block.mixer for block in blocks]
 
 
-def test_our_load_balance_is_theirs(generator: torch.Generator) -> None:
+def test_the_balance_loss_is_that_of_transformers(generator: torch.Generator) -> None:
     from transformers.models.jamba.modeling_jamba import load_balancing_loss_func
 
     theirs = build("Jamba", generator, **JAMBA[0], num_hidden_layers=2, router_aux_loss_coef=1.0)
@@ -562,7 +562,7 @@ def test_an_untied_zamba2_has_a_transformer_per_hybrid_layer(generator: torch.Ge
     assert_same(ours(tokens), theirs(tokens).logits)
 
 
-def test_a_folder_is_loaded_by_transformers(tmp_path: Path, generator: torch.Generator) -> None:
+def test_a_folder_of_save_pretrained_loads(tmp_path: Path, generator: torch.Generator) -> None:
     theirs = build("Mamba", generator, **MAMBA[0])
     theirs.save_pretrained(tmp_path)
     tokens = drawn(generator)
@@ -600,7 +600,7 @@ def test_each_weight_keeps_its_own_dtype_and_whether_it_is_trained(generator: to
     assert all((p == 1).all() for name, p in ours.named_parameters() if name in norms)
 
 
-def test_verification_leaves_their_model_as_it_was(generator: torch.Generator) -> None:
+def test_verification_does_not_change_their_model(generator: torch.Generator) -> None:
     theirs = build("Llama", generator, **HEADS[1], head_dim=10, **rope("dynamic"), max_position_embeddings=16)
     theirs.train().model.layers[0].eval()
     before = copy.deepcopy(theirs)
@@ -649,7 +649,7 @@ def test_a_float32_model_with_large_roundoff_is_verified_in_float64(generator: t
     assert (y - expected).norm() > BOUNDS[torch.float32] * expected.norm()
 
 
-def test_a_folder_runs_no_code_of_its_own(tmp_path: Path) -> None:
+def test_loading_a_folder_runs_no_code_from_it(tmp_path: Path) -> None:
     own = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": own}))
     (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
@@ -734,7 +734,7 @@ def test_a_folder_that_is_not_exactly_a_model_is_refused(
         ("Rwkv", {"layer_norm_epsilon": 1e-3}, "eps of rwkv.blocks.0.ln1=0.001"),
     ],
 )
-def test_a_configuration_beyond_the_zoo_is_named(
+def test_an_unsupported_configuration_is_refused_with_its_field(
     kind: str, options: dict[str, Any], field: str, generator: torch.Generator
 ) -> None:
     with refused(holding("cannot express", field)):

@@ -136,12 +136,12 @@ RECURRENCES = {
     ),
 }
 EACH = pytest.mark.parametrize("name", RECURRENCES)
-ON_CUDA = pytest.mark.parametrize("road", ["cuda"], indirect=True)
-ALL_ROADS = pytest.mark.parametrize("road", ["cpu", "cuda", "mps"], indirect=True)
+ON_CUDA = pytest.mark.parametrize("device", ["cuda"], indirect=True)
+ALL_DEVICES = pytest.mark.parametrize("device", ["cpu", "cuda", "mps"], indirect=True)
 
 
 @pytest.fixture
-def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Make the ops take the code path of a device: Triton kernels for float32 on CUDA, pairs of chunks otherwise.
 
     The kernels of SSD and the delta rule are for two-byte operands; interpreted, they run in float32, which is exact.
@@ -188,32 +188,32 @@ def test_chunks_are_the_loop(name: str, generator: torch.Generator) -> None:
 @ON_CUDA
 @EACH
 def test_values_and_gradients_of_kernels_are_those_of_the_loop(
-    name: str, road: str, seq_len: int, generator: torch.Generator
+    name: str, device: str, seq_len: int, generator: torch.Generator
 ) -> None:
-    assert_float32_is_the_loop(name, seq_len, generator, road)
+    assert_float32_is_the_loop(name, seq_len, generator, device)
 
 
-@pytest.mark.parametrize(("road", "seq_len"), [("cpu", 70), ("cuda", 130)], indirect=["road"])
+@pytest.mark.parametrize(("device", "seq_len"), [("cpu", 70), ("cuda", 130)], indirect=["device"])
 @EACH
-def test_gradients_of_several_chunks(name: str, road: str, seq_len: int, generator: torch.Generator) -> None:
+def test_gradients_of_several_chunks(name: str, device: str, seq_len: int, generator: torch.Generator) -> None:
     each = RECURRENCES[name]
     assert gradcheck(each.op, differentiable(*each.draw(generator, seq_len)), fast_mode=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("road", ["cpu", "cuda"], indirect=True)
+@pytest.mark.parametrize("device", ["cpu", "cuda"], indirect=True)
 @EACH
-def test_second_derivatives(name: str, road: str, generator: torch.Generator) -> None:
+def test_second_derivatives(name: str, device: str, generator: torch.Generator) -> None:
     each = RECURRENCES[name]
     assert gradgradcheck(each.op, differentiable(*each.draw(generator, 40)), fast_mode=True)
 
 
 @pytest.mark.slow
-@ALL_ROADS
+@ALL_DEVICES
 @EACH
-def test_float32_is_precise_for_mixed_decays(name: str, road: str, generator: torch.Generator) -> None:
+def test_float32_is_precise_for_mixed_decays(name: str, device: str, generator: torch.Generator) -> None:
     """Some steps clear the state and others hardly change it: cumulative sums must not lose the small ones."""
-    assert_float32_is_the_loop(name, 300, generator, road)
+    assert_float32_is_the_loop(name, 300, generator, device)
 
 
 def assert_float32_is_the_loop(name: str, seq_len: int, generator: torch.Generator, device: str) -> None:
@@ -242,7 +242,7 @@ def assert_float32_is_the_loop(name: str, seq_len: int, generator: torch.Generat
 )
 @ON_CUDA
 def test_kernels_with_operands_in_bfloat16(
-    op: Any, groups: int, seq_len: int, d_key: int, d_value: int, road: str, generator: torch.Generator
+    op: Any, groups: int, seq_len: int, d_key: int, d_value: int, device: str, generator: torch.Generator
 ) -> None:
     """Against the loop in float64 on bfloat16 numbers; decays, sums and states are float32."""
     q, k = (unit_length(draw(2, groups, seq_len, d_key, generator=generator)) for _ in range(2))
@@ -250,8 +250,10 @@ def test_kernels_with_operands_in_bfloat16(
     beta = [2 * torch.sigmoid(2 * draw(2, HEADS, seq_len, generator=generator))] if op is delta_rule else []
     wide = [*(t.bfloat16().double() for t in (q, k, v, *beta)), log_decays(generator, 2, HEADS, seq_len), state]
     wide, rounded = differentiable(*wide), 3 + len(beta)
-    given = differentiable(*(t.to(road, torch.bfloat16 if n < rounded else torch.float32) for n, t in enumerate(wide)))
-    with torch.autocast(road, torch.bfloat16):
+    given = differentiable(
+        *(t.to(device, torch.bfloat16 if n < rounded else torch.float32) for n, t in enumerate(wide))
+    )
+    with torch.autocast(device, torch.bfloat16):
         found = op(*given)
     if op is delta_rule:
         expected = delta_loop(*wide[:3], wide[3].unsqueeze(3), *wide[4:])
@@ -259,14 +261,14 @@ def test_kernels_with_operands_in_bfloat16(
         of_heads = (t.repeat_interleave(HEADS // groups, 1) for t in wide[:2])
         expected = loop(*of_heads, wide[2], wide[3].unsqueeze(3), None, None, wide[4])
     seeds = [draw(*t.shape, generator=generator) for t in expected]
-    found = [*found, *torch.autograd.grad(found, given, [t.float().to(road) for t in seeds])]
+    found = [*found, *torch.autograd.grad(found, given, [t.float().to(device) for t in seeds])]
     expected = [*expected, *torch.autograd.grad(expected, wide, seeds)]
     for mine, right in zip(found, expected, strict=True):
         assert (mine.cpu().double() - right).norm() <= tolerance(torch.bfloat16)["rtol"] * right.norm()
 
 
-@pytest.mark.parametrize("road", ["cpu", "cuda"], indirect=True)
-def test_second_derivatives_of_ssd_in_float32_with_dependent_inputs(road: str, generator: torch.Generator) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"], indirect=True)
+def test_second_derivatives_of_ssd_in_float32_with_dependent_inputs(device: str, generator: torch.Generator) -> None:
     """On CUDA plain operations compute the kernels' second derivatives; they must treat the inputs as independent."""
     k, v = (draw(1, HEADS, 20, width, generator=generator) for width in (D_KEY, D_VALUE))
     state = draw(1, HEADS, D_KEY, D_VALUE, generator=generator)
@@ -277,13 +279,13 @@ def test_second_derivatives_of_ssd_in_float32_with_dependent_inputs(road: str, g
         first = torch.autograd.grad(y.square().sum() + final.sum(), (x, values), create_graph=True)
         return [*first, *torch.autograd.grad(sum(t.square().sum() for t in first), (x, values, start))]
 
-    for narrow, wide in zip(found(torch.float32, road), found(torch.float64, "cpu"), strict=True):
+    for narrow, wide in zip(found(torch.float32, device), found(torch.float64, "cpu"), strict=True):
         assert (narrow.cpu().double() - wide).norm() <= tolerance(torch.float32)["rtol"] * wide.norm()
 
 
-@ALL_ROADS
+@ALL_DEVICES
 @EACH
-def test_a_decay_that_clears_the_state_gives_no_nan(name: str, road: str, generator: torch.Generator) -> None:
+def test_a_decay_that_clears_the_state_gives_no_nan(name: str, device: str, generator: torch.Generator) -> None:
     each = RECURRENCES[name]
     given = each.draw(generator, 70)
     place = each.arguments.split().index("log_decay")
@@ -314,9 +316,9 @@ def test_a_log_decay_of_minus_infinity_clears_the_state(
     [(1, 3, 4, 5), (2, 70, 5, 33), (7, 4, 37, 1), slow(3, 128, 64, 32)],
 )
 @pytest.mark.parametrize("kind", ["erased", "rounded", "decayed", "complex"])
-@pytest.mark.parametrize("road", ["cuda", "mps"], indirect=True)
+@pytest.mark.parametrize("device", ["cuda", "mps"], indirect=True)
 def test_any_shape_and_stride_of_states_between_chunks(
-    kind: str, chunks: int, d_key: int, d_value: int, size: int, road: str, generator: torch.Generator
+    kind: str, chunks: int, d_key: int, d_value: int, size: int, device: str, generator: torch.Generator
 ) -> None:
     """In float32 against the loop over chunks in float64; decays range from zero to one, both included.
 
@@ -341,7 +343,7 @@ def test_any_shape_and_stride_of_states_between_chunks(
     else:
         given.append(drawn(2, 2, chunks, d_key, d_value))
     op = erased_states if kind == "erased" else decayed_states
-    narrow = differentiable(*(t.to(road, torch.complex64 if kind == "complex" else torch.float32) for t in given))
+    narrow = differentiable(*(t.to(device, torch.complex64 if kind == "complex" else torch.float32) for t in given))
     found = op(*narrow, rounded=rounded) if rounded else op(*narrow)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transforms, "_device_type", lambda t: "cpu")
@@ -364,7 +366,7 @@ def test_any_shape_and_stride_of_states_between_chunks(
 )
 @ON_CUDA
 def test_conjugate_gradients_in_one_kernel(
-    batch: int, heads: int, seq_len: int, d_key: int, steps: int, road: str, generator: torch.Generator
+    batch: int, heads: int, seq_len: int, d_key: int, steps: int, device: str, generator: torch.Generator
 ) -> None:
     """In float32 against the same steps in float64, converged or not: values, first and second derivatives."""
     q, k = (unit_length(draw(batch, heads, seq_len, d_key, generator=generator)) for _ in range(2))
@@ -384,7 +386,7 @@ def test_conjugate_gradients_in_one_kernel(
         (again,) = torch.autograd.grad(outputs[0].square().sum(), mine[0], create_graph=True)
         return [*outputs, *slopes, *torch.autograd.grad(again.square().sum(), mine[1:])]
 
-    found = results(road, torch.float32)
+    found = results(device, torch.float32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transforms, "_device_type", lambda t: "cpu")
         expected = results("cpu", torch.float64)

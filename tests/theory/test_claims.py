@@ -176,7 +176,7 @@ def test_settings_are_checked(options: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_two_figures() -> None:
+def test_the_figures_of_claims() -> None:
     (axes,) = page.staircase_figure(settings=dataclasses.replace(SMALL, steps=5)).axes
     assert axes.get_yscale() == "log"
     bound, _ = axes.lines

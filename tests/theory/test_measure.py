@@ -206,7 +206,7 @@ def test_notes_report_wrong_predictions_and_estimates(rows: list[Measurement]) -
     assert (rank_text(unread.read), heads_text(unread.read), unread.as_predicted) == ("–", "–", None)
 
 
-def test_a_gradient_that_ends_has_a_reach_and_no_rate() -> None:
+def test_a_gradient_of_finite_reach_has_no_decay_rate() -> None:
     found = measure_gradients(["conv", "identity", "attention"], SMALL)
     noise = {name: noise for name, (noise, _) in found.items()}
     assert {name: gradient.reach for name, gradient in noise.items()} == {"conv": 3, "identity": 0, "attention": None}
