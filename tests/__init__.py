@@ -1,4 +1,8 @@
-"""Tests, in folders as the rooms they test. Shared parts are imported as `tests.reference`, `tests.tolerances`."""
+"""The test suite: one folder per package under test, and helpers that all of them share.
+
+The other shared parts are `tests.reference` (NumPy references), `tests.cases` (mixers and options) and
+`tests.tolerances`.
+"""
 
 import re
 import subprocess
@@ -15,25 +19,33 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def slow(*values: Any, unless: bool = False, id: str | None = None) -> Any:  # noqa: A002 - as pytest calls it
-    """A case of a parametrised test that the default run leaves out, or not."""
+    """A case of a parametrised test that only `make test-slow` runs, unless `unless` is true."""
     return pytest.param(*values, marks=() if unless else pytest.mark.slow, id=id)
 
 
 @contextmanager
 def refused(match: str, kind: type[Exception] = ValueError) -> Iterator[None]:
-    """What runs inside raises an error whose message is one line and holds the pattern."""
+    """Assert that the block raises an error with a one-line message that matches the pattern."""
     with pytest.raises(kind, match=match) as caught:
         yield
     assert "\n" not in str(caught.value)
 
 
+def error_line(capsys: pytest.CaptureFixture[str], program: str = "train.py", output: str | None = None) -> str:
+    """The single line on stderr, which must be an error of `program`; assert stdout too if `output` is given."""
+    out, err = capsys.readouterr()
+    assert output is None or out == output
+    assert re.fullmatch(rf"{re.escape(program)}: error: [^\n]+\n", err), err
+    return err
+
+
 def holding(*words: str) -> str:
-    """A pattern for a text that holds all these words."""
+    """A pattern that matches a text with all these words, in any order."""
     return "".join(f"(?=.*{re.escape(word)})" for word in words)
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
-    """A function that raises this, whatever it is given."""
+    """A function that raises this error for any arguments."""
 
     def function(*_: Any, **__: Any) -> Any:
         raise error
@@ -42,7 +54,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
 
 
 def python(*argv: str, status: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run Python at the project's root in a process of its own, which must end with this status."""
+    """Run Python in a subprocess at the project's root, and assert its exit status."""
     options = {"cwd": ROOT, "capture_output": True, "text": True} | options
     done = subprocess.run([sys.executable, *argv], check=False, **options)
     assert done.returncode == status, done.stderr
@@ -50,7 +62,7 @@ def python(*argv: str, status: int = 0, **options: Any) -> subprocess.CompletedP
 
 
 def install(folder: Path, package: str, **groups: dict[str, str]) -> None:
-    """Make `folder`, which must be on sys.path, hold an installed package with these entry points."""
+    """Write the metadata of an installed package with these entry points to `folder`, which must be on sys.path."""
     info = folder / f"{package}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")

@@ -1,4 +1,4 @@
-"""What every page must do in a browser."""
+"""Browser checks shared by the site and the viewer: layout, colours, console, keyboard."""
 
 from itertools import product
 from typing import Any
@@ -11,8 +11,8 @@ COLOURS = ("light", "dark")
 
 
 def fits_every_screen(browser: Any, address: str) -> None:
-    """The page is no wider than the screen, has the colour that is preferred, and its console says nothing."""
-    browser.get_log("browser")  # of the pages before
+    """Assert that the page fits the screen's width, follows the preferred colour scheme, and logs nothing."""
+    browser.get_log("browser")  # clear the messages of earlier pages
     for width, colour in product(WIDTHS, COLOURS):
         media = {"features": [{"name": "prefers-color-scheme", "value": colour}]}
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
@@ -31,17 +31,17 @@ def fits_every_screen(browser: Any, address: str) -> None:
 
 
 def opened(browser: Any, address: str, width: int) -> None:
-    """Open a page on a screen of this width, anew."""
+    """Load a page from scratch on a screen of this width."""
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.get("about:blank")
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.get(address)  # may return while the page is read
+    browser.get(address)  # may return before the page has loaded
     loaded = "return document.readyState === 'complete' && location.href !== 'about:blank'"
     WebDriverWait(browser, 20).until(lambda _: browser.execute_script(loaded))
 
 
 def reached_by_keyboard(browser: Any, selector: str) -> bool:
-    """Whether Tab reaches every shown element, and no hidden one."""
+    """Whether Tab reaches every visible element that matches the selector; assert that it reaches no hidden one."""
     seen = "e.checkVisibility({visibilityProperty: true})"
     shown = f"[...document.querySelectorAll(arguments[0])].filter(e => {seen} && !e.closest('[inert]'))"
     assert browser.execute_script(f"window.left = new Set({shown}); return left.size", selector)

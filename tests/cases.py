@@ -1,7 +1,7 @@
-"""What the contract suite runs: every registered mixer with its defaults, and the variants below, one line each.
+"""Cases of the contract suite: every registered mixer with its defaults, and with variants of its options.
 
-A new mixer is tested once it is registered and has a reference of its name in tests/reference.py; a line here adds a
-variant of its options.
+To have a new mixer tested, register it and add its NumPy reference to tests/reference.py. Values for its options go
+into `OPTIONS` below.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from zoo.modules import listed
 from zoo.state import state_tensors
 
 D_MODEL = 8
-LONGEST = 1024  # positions; no test is longer
+LONGEST = 1024  # positions; no test uses a longer sequence
 
 
 class Case(NamedTuple):
@@ -34,11 +34,11 @@ class Case(NamedTuple):
     options: dict[str, Any]
 
     def create(self, generator: torch.Generator, dtype: torch.dtype = torch.float64) -> SequenceMixer:
-        """The mixer with every parameter drawn anew: nothing stays at zero or one, where an error would not show."""
+        """Create the mixer and add noise to every parameter: zeros and ones would hide errors."""
         return randomise(create_mixer(self.name, D_MODEL, **self.options), generator).to(dtype)
 
     def reference(self, mixer: SequenceMixer, x: Tensor) -> np.ndarray:
-        """What the mixer ought to return, (batch, seq, d_out) in float64."""
+        """Expected output of the mixer, (batch, seq, d_out) in float64."""
         function = by_name(reference.REFERENCES, self.name)
         return np.stack([function(parameters(mixer), row, **self.options) for row in x.detach().double().numpy()])
 
@@ -48,7 +48,7 @@ ROPES = [
     STRETCHED | {"rope_type": "linear"},
     STRETCHED | TRAINED | {"rope_type": "yarn"},
     STRETCHED | TRAINED | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0},
-    # Beyond the trained length dynamic rope is not causal, and no mixer of the contract: see tests/ops/test_rope.py.
+    # Beyond the trained length dynamic rope is not causal, which breaks the contract; tests/ops/test_rope.py covers it.
     STRETCHED | {"rope_type": "dynamic", "original_max_position_embeddings": LONGEST},
 ]
 OPTIONS: dict[str, dict[str, list[Any]]] = {
@@ -232,11 +232,11 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
         "pattern": [("lstm", {"name": "attention", "position": "alibi"}, "diagonal_ssm")],
     },
 }
-"""Values of options besides the defaults; variants are drawn from them."""
+"""Values of options other than the defaults; `variants` combines them."""
 
 
 def variants(name: str, values: dict[str, list[Any]]) -> list[Case]:
-    """Draw options at random until every value of every option has been in a valid case."""
+    """Draw random combinations of options until every value of every option occurs in a valid case."""
     rng, found = random.Random(name), []
     missing = {(option, place) for option, choices in values.items() for place in range(len(choices))}
     for _ in range(2000):
@@ -255,18 +255,18 @@ def variants(name: str, values: dict[str, list[Any]]) -> list[Case]:
 
 
 DEFAULTS = [Case(name, {}) for name in list_mixers()]
-ALONE = [Case("sliding_attention", {"window": 1})]  # with alibi its slopes would have no gradient
+ALONE = [Case("sliding_attention", {"window": 1})]  # not drawn: combined with alibi, the slopes would have no gradient
 ALL_CASES = DEFAULTS + ALONE + [case for name, values in OPTIONS.items() for case in variants(name, values)]
 
 
 def trained_by_outputs(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters without those that have a loss of their own."""
+    """Parameters that the outputs train, without those that have their own loss."""
     apart = listed(module, "apart")
     return [p for name, p in module.named_parameters() if name not in apart]
 
 
 def label(case: Case) -> str:
-    """`attention-sink=bos-position=alibi`: how a case is called in the test report."""
+    """Test id of a case, such as `attention-sink=bos-position=alibi`."""
     shown = {key: value for key, value in case.options.items() if key != "pattern"}
     shown |= {key: value["rope_type"] for key, value in shown.items() if key == "rope_scaling"}
     options = (f"{key}={value}" for key, value in shown.items())
@@ -275,7 +275,7 @@ def label(case: Case) -> str:
 
 
 KINDS = ("attention", "sliding_attention", "linear_attention", "selective_ssm", "conv", "lstm", "hybrid")
-"""A mixer for each kind of state: what is built of mixers is tested with these by default, with all when slow."""
+"""One mixer per kind of state. Wrappers of mixers are tested with these by default, with all in the slow tests."""
 
 ALIKE = {
     **dict.fromkeys(("gated_attention", "differential_attention", "forgetting_attention", "mla"), "attention"),
@@ -293,18 +293,18 @@ ALIKE = {
     "gated_conv": "conv",
     **dict.fromkeys(("hybrid", "parallel_hybrid", "head_hybrid"), "their members"),
 }
-"""Mixers that mix positions by the op of another one."""
+"""{mixer: the mixer whose op it shares}, for mixers without an op of their own."""
 
 CHOOSING = ("moba", "nsa", "dsa")
-"""Mixers that choose positions: rounding chooses others where two score alike, so that reduced precision is asked of
-the defaults alone, which see all of a short sequence."""
+"""Mixers that attend to a top-k selection. Rounding can change which of two near-equal scores wins, so reduced
+precision is tested only with the defaults, which select all positions of a short sequence."""
 
 OF_THEIR_OWN_OP = tuple(name for name in list_mixers() if name not in ALIKE)
-"""For what takes long and depends on the op: Inductor needs half a minute for each."""
+"""One mixer per op, for slow tests that depend only on the op, such as Inductor's (half a minute each)."""
 
 
 def drawn(test: str) -> list[Case]:
-    """Return every mixer with its defaults, and one variant of each that has some, drawn by the name of a test."""
+    """Every mixer with its defaults, and one variant of each mixer that has any, drawn with the test's name as seed."""
     rng, found = random.Random(test), list(DEFAULTS)
     for name in list_mixers():
         if several := [case for case in ALL_CASES if case.name == name and case.options]:
@@ -313,7 +313,7 @@ def drawn(test: str) -> list[Case]:
 
 
 def some_variants(test: str) -> list[Case]:
-    """Return the variants of a dozen mixers, one of each, drawn by the name of a test."""
+    """One variant each of twelve mixers, drawn with the test's name as seed."""
     return random.Random(test).sample(drawn(test)[len(DEFAULTS) :], 12)
 
 
@@ -323,13 +323,14 @@ def cases(
     names: Container[str] | None = None,
     by_default: Container[str] | None = None,
 ) -> Callable[[Callable[..., None]], Any]:
-    """Parametrise a test over every registered mixer, or over `names` alone.
+    """Parametrise a test over every registered mixer, or only over `names`.
 
     Args:
-        variants: whether over the variants too; "slow" for one variant of a dozen mixers, where options can
-            hardly matter.
-        names: of mixers; default all.
-        by_default: mixers that the default run has, all others being slow; for what the base class does; default all.
+        variants: whether to include the variants; "slow" adds one variant of twelve mixers to the slow tests, for
+            behaviour that options hardly affect.
+        names: names of the mixers; default all.
+        by_default: names of the mixers in the default run, the others being slow; for behaviour of the base class;
+            default all.
     """
 
     def is_slow(case: Case) -> bool:
@@ -350,19 +351,19 @@ every_kind = pytest.mark.parametrize("name", [slow(name, unless=name in KINDS) f
 
 
 def by_name(table: dict[str, Any], name: str) -> Any:
-    """The reference of a mixer, or a failure that says what to write."""
+    """The reference of a mixer; fail with an instruction if it has none."""
     if name not in table:
-        pytest.fail(f"mixer {name!r} is registered and has no reference: write one in tests/reference.py")
+        pytest.fail(f"mixer {name!r} is registered but has no reference: add one to tests/reference.py")
     return table[name]
 
 
 def parameters(module: nn.Module) -> reference.Parameters:
-    """The module's parameters as float64 arrays, under their state_dict names."""
+    """The module's state_dict as float64 arrays."""
     return {name: tensor.double().numpy() for name, tensor in module.state_dict().items()}
 
 
 def randomise(module: nn.Module, generator: torch.Generator) -> nn.Module:
-    """Add noise to every parameter, those that start at zero or one included; stable dynamics stay stable."""
+    """Add noise to every parameter, small enough that stable dynamics stay stable."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.3)
@@ -370,7 +371,7 @@ def randomise(module: nn.Module, generator: torch.Generator) -> nn.Module:
 
 
 def assert_states_close(actual: Any, expected: Any) -> None:
-    """Assert that two states are built alike and hold the same numbers, counts exactly."""
+    """Assert that two states have the same types and close values; integers must be equal."""
     assert type(actual) is type(expected)
     for a, b in zip(state_tensors(actual), state_tensors(expected), strict=True):
         assert a.dtype == b.dtype
@@ -380,7 +381,7 @@ def assert_states_close(actual: Any, expected: Any) -> None:
 
 
 def in_chunks(mixer: Any, x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Any]:
-    """The outputs of `stream`, chunk after chunk, and the last state."""
+    """Outputs of `stream` over successive chunks of these sizes, and the last state."""
     outputs, state = [], None
     for chunk in x.split(sizes, dim=1):
         y, state = mixer.stream(chunk, state)
@@ -396,9 +397,9 @@ def draw(*shape: int, generator: torch.Generator, dtype: torch.dtype = torch.flo
 def assert_rows_alone(
     run: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, spans: Sequence[Any], generator: torch.Generator
 ) -> None:
-    """Assert that each row of `run(x)` is the module's output on its span alone, gradients too, and zero elsewhere.
+    """Assert that each row of `run(x)` equals the module's output on that row's span alone, and is zero elsewhere.
 
-    A span is a slice or a mask of positions.
+    Gradients are compared too. A span is a slice or a mask of positions.
     """
     x, parameters = x.requires_grad_(), trained_by_outputs(module)
     y = run(x)

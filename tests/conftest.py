@@ -1,4 +1,4 @@
-"""What every test stands on: checked shapes, seeded draws, few threads, no network, uninitialised memory that shows."""
+"""Settings and fixtures of all tests: shape checks, seeds, one thread, no network, NaN in uninitialised memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 
-# A shell starts what it puts in the background with Ctrl-C ignored, which processes inherit: tests send it to some.
+# A shell ignores Ctrl-C in background jobs, and child processes inherit that. Some tests send SIGINT to a child.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -26,8 +26,8 @@ import jaxtyping
 
 from tests import ROOT, install, shapes
 
-# The shapes in zoo's signatures are checked by the tests alone. torch.compile cannot trace the checker: tests of
-# compiled code take the fixture `unchecked_shapes`, and ZOO_NO_SHAPES=1 leaves the checker out of a whole run.
+# Only the tests check the shapes in zoo's signatures. torch.compile cannot trace the checker: tests of compiled code
+# use the fixture `unchecked_shapes`, and ZOO_NO_SHAPES=1 disables the checker for a whole run.
 if os.environ.get("ZOO_NO_SHAPES") != "1":
     shapes.install()
 
@@ -38,11 +38,11 @@ import torch
 
 from zoo.threads import threads
 
-# Without a CUDA device Triton's kernels are interpreted; that has to be said before triton is imported.
+# Without a CUDA device Triton's kernels are interpreted; the variable must be set before triton is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Drawn examples are the same in every run, and no verdict depends on how busy the machine is.
+# Hypothesis draws the same examples in every run, and a busy machine fails no test.
 hypothesis.settings.register_profile(
     "zoo",
     derandomize=True,
@@ -57,26 +57,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-digests",
         action="store_true",
-        help="write tests/tasks/digests.json from what the selected tests of digests find, in place of comparing",
+        help="write the digests of the selected tests to tests/tasks/digests.json instead of comparing them",
     )
     parser.addoption(
         "--configurations",
         type=int,
         default=2,
         metavar="N",
-        help="random configurations of each family of transformers that test_configurations.py loads (slow)",
+        help="number of random configurations per transformers family in test_configurations.py (slow)",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--write-digests") and config.getoption("numprocesses", None):
-        raise pytest.UsageError("--write-digests writes one file: leave -n out")
-    logging.getLogger().addHandler(logging.NullHandler())  # else Python writes warnings on stderr
+        raise pytest.UsageError("--write-digests cannot be combined with -n: all tests write to one file")
+    logging.getLogger().addHandler(logging.NullHandler())  # otherwise Python prints logged warnings to stderr
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """No garbage is looked for while everything is imported, nor later among what was: it stays, and it is large."""
+    """Switch garbage collection off during imports, and exempt the many imported objects from it afterwards."""
     gc.disable()
     try:
         return (yield)
@@ -86,7 +86,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_unconfigure() -> None:
-    """What is left at the end is taken apart as ever: libraries in C report what is not."""
+    """Let the imported objects be collected at exit: C libraries report leaks otherwise."""
     gc.unfreeze()
 
 
@@ -95,20 +95,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     no_gpu = pytest.mark.skip(reason="needs a CUDA device; torch.cuda.is_available() is false")
     for item in items:
-        if item.get_closest_marker("gpu"):  # keywords hold the names of folders too
+        if item.get_closest_marker("gpu"):  # item.keywords would match folders of that name too
             item.add_marker(no_gpu)
 
 
 def _seed(request: pytest.FixtureRequest) -> int:
-    """A seed of the test's own, the same in every run and whatever else is run."""
+    """A seed from the test's node id: the same in every run and every selection of tests."""
     return zlib.crc32(request.node.nodeid.encode())
 
 
 @pytest.fixture(autouse=True)
 def _seeded(request: pytest.FixtureRequest) -> None:
-    """Modules draw their parameters from torch's global generator: no test inherits it from the one before.
+    """Seed torch's global generator, from which modules draw their parameters, for each test.
 
-    `torch.manual_seed` would do so for other devices too, and format the stack for each that is not initialised.
+    `torch.manual_seed` seeds every device, and is slow: it formats the stack for each uninitialised one.
     """
     if request.node.get_closest_marker("gpu"):
         torch.manual_seed(_seed(request))
@@ -117,7 +117,7 @@ def _seeded(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _entry_points(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The entry points of pyproject.toml are found, also if the project was installed before they were added."""
+    """Register the entry points of pyproject.toml, in case the installed metadata is older."""
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
     folder = tmp_path_factory.mktemp("installed")
     install(folder, "of_project", **groups)
@@ -128,18 +128,18 @@ def _entry_points(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """A NumPy generator, seeded by the test's name."""
+    """A NumPy generator, seeded by the test's node id."""
     return np.random.default_rng(_seed(request))
 
 
 @pytest.fixture
 def generator(request: pytest.FixtureRequest) -> torch.Generator:
-    """A torch generator on the CPU, seeded by the test's name."""
+    """A torch generator on the CPU, seeded by the test's node id."""
     return torch.Generator().manual_seed(_seed(request))
 
 
-class _Kept(logging.Handler):
-    """Keeps the messages."""
+class _Messages(logging.Handler):
+    """Collects the messages of warnings and errors."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -151,20 +151,20 @@ class _Kept(logging.Handler):
 
 @pytest.fixture
 def logged() -> Iterator[list[str]]:
-    """The warnings that the project logs. Pytest's `caplog` is off: in each test it visits every logger of torch."""
-    kept, loggers = _Kept(), [logging.getLogger(name) for name in ("zoo", "tasks", "lab")]
+    """The project's logged warnings. Replaces pytest's `caplog`, which visits every logger of torch in each test."""
+    handler, loggers = _Messages(), [logging.getLogger(name) for name in ("zoo", "tasks", "lab")]
     for logger in loggers:
-        logger.addHandler(kept)
-    yield kept.messages
+        logger.addHandler(handler)
+    yield handler.messages
     for logger in loggers:
-        logger.removeHandler(kept)
+        logger.removeHandler(handler)
 
 
 @pytest.fixture(autouse=True)
 def _uninitialised_memory_is_nan(request: pytest.FixtureRequest) -> Iterator[None]:
-    """`torch.empty` comes back full of NaN, so that code which reads what it never wrote is seen.
+    """Fill `torch.empty` with NaN, so that code which reads uninitialised memory fails.
 
-    Not on a GPU, where the same switch refuses kernels that have no deterministic form.
+    GPU tests are exempt: there the same switch rejects kernels without a deterministic version.
     """
     if request.node.get_closest_marker("gpu"):
         yield
@@ -176,27 +176,27 @@ def _uninitialised_memory_is_nan(request: pytest.FixtureRequest) -> Iterator[Non
 
 @pytest.fixture(autouse=True)
 def _full_precision_on_a_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CuDNN computes recurrent nets in float32, not in tf32 as torch lets it by default."""
+    """Make cuDNN compute recurrent networks in float32: torch allows tf32 by default."""
     if request.node.get_closest_marker("gpu"):
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
 @pytest.fixture
 def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures are blank, for tests that do not look at them: painting one takes a second."""
+    """Leave figures blank, for tests that do not look at them: drawing one takes a second."""
     monkeypatch.setattr("matplotlib.figure.Figure.draw", lambda *_: None)
 
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    """Torch computes with two threads, or as many as the test says, until it ends."""
+    """Run torch with two threads and restore their number afterwards; the test may change it."""
     with threads(2):
         yield
 
 
 @pytest.fixture
 def unchecked_shapes() -> Iterator[None]:
-    """Switch the shape checker off for one test: for torch.compile, and for a reader of tracebacks."""
+    """Switch the shape checker off for one test: torch.compile cannot trace it, and it lengthens tracebacks."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -204,7 +204,7 @@ def unchecked_shapes() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Headless Chromium that keeps what its console says and what it asks the network for."""
+    """Headless Chromium that logs its console messages and network requests."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 

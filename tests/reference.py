@@ -1,11 +1,11 @@
-"""Every mixer again, as plain NumPy loops over time: what the zoo's code is judged against.
+"""NumPy references of every mixer, as plain loops over time; the tests compare the zoo with them.
 
-Written from the papers, not from the zoo: nothing of it is imported, no operation is shared. Each function takes the
-module's parameters under their state_dict names (float64), one sequence x (seq, d_model) and the module's options, and
-returns y (seq, d_out). Options that only set sizes are read off the parameters instead and ignored.
+They are written from the papers and import nothing from the zoo. Each function takes the module's parameters under
+their state_dict names (float64), one sequence x (seq, d_model) and the module's options, and returns y (seq, d_out).
+Options that only set sizes are ignored: the sizes are read off the parameters.
 
-The functions `*_operator` return W (seq, seq, d_out, d_in) with y_i = sum_j W_ij x_j + c_i, in closed form, under the
-zoo's convention of what is a coefficient and what is a value.
+The functions `*_operator` return W (seq, seq, d_out, d_in) with y_i = sum_j W_ij x_j + c_i, in closed form, with the
+zoo's split into coefficients and values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Array = NDArray[np.float64]
 Parameters = dict[str, Array]
 
 
-# Channels of a row as heads, and back.
+# Split channels into heads, and join them.
 
 
 def heads_of(t: Array, n_heads: int) -> Array:
@@ -57,7 +57,7 @@ def elu_plus_one(u: Array) -> Array:
     return np.where(u > 0, u + 1, np.exp(np.minimum(u, 0)))
 
 
-# What surrounds a mixer.
+# Norms, channel mixers, blocks and backbone.
 
 
 def rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Array:
@@ -77,18 +77,18 @@ def squared_relu(p: Parameters, x: Array) -> Array:
 
 
 def gelu_tanh(u: Array) -> Array:
-    """GELU, approximated (Hendrycks and Gimpel 1606.08415, section 2)."""
+    """The tanh approximation of GELU (Hendrycks and Gimpel 1606.08415, section 2)."""
     return 0.5 * u * (1 + np.tanh(np.sqrt(2 / np.pi) * (u + 0.044715 * u**3)))
 
 
 def geglu(p: Parameters, x: Array) -> Array:
-    """W_down (gelu(W_gate x + b) * (W_up x + c)) + d, GELU by its tanh (De et al. 2402.19427, section 2.2)."""
+    """W_down (gelu(W_gate x + b) * (W_up x + c)) + d, with the tanh GELU (De et al. 2402.19427, section 2.2)."""
     gate, value = np.split(x @ p["up_proj.weight"].T + p["up_proj.bias"], 2, axis=-1)
     return (gelu_tanh(gate) * value) @ p["down_proj.weight"].T + p["down_proj.bias"]
 
 
 def shifted_relu(p: Parameters, x: Array) -> Array:
-    """sigmoid(W_r x^r) * W_down relu(W_up x^k)^2 of inputs mixed with those before (Peng et al. 2305.13048, eq. 18)."""
+    """sigmoid(W_r x^r) * W_down relu(W_up x^k)^2, x^r and x^k being token shifts (Peng et al. 2305.13048, eq. 18)."""
     before = np.concatenate((np.zeros_like(x[..., :1, :]), x[..., :-1, :]), axis=-2)
     x_r, x_k = (x * mu + before * (1 - mu) for mu in p["shift"])
     return sigmoid(x_r @ p["gate_proj.weight"].T) * squared_relu(p, x_k)
@@ -99,10 +99,10 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float = 1e-5) -> Array
 
 
 def experts(p: Parameters, x: Array, top_k: int, *, normalize: bool = False) -> Array:
-    """Each position through the SwiGLUs of its top_k likeliest experts, weighted by their probabilities.
+    """The SwiGLUs of each position's top_k likeliest experts, weighted by their probabilities.
 
-    Softmax over all experts, not normalised anew over the chosen ones (Jamba 2403.19887; Fedus et al. 2101.03961)
-    unless `normalize` says so; a shared expert for every position, gated or not (Dai et al. 2401.06066).
+    The softmax runs over all experts (Jamba 2403.19887; Fedus et al. 2101.03961); `normalize` renormalises it over
+    the chosen ones. A shared expert, with or without a gate, is added at every position (Dai et al. 2401.06066).
     """
     y = np.zeros_like(x)
     for i in range(len(x)):
@@ -129,7 +129,7 @@ def sigmoid_experts(
     scale: float = 1.0,
     d_shared: int = 0,
 ) -> Array:
-    """DeepSeek-V3 (2412.19437, eqs. 12 to 16), each position by itself: the best groups, and the best experts there."""
+    """DeepSeek-V3's routing (2412.19437, eqs. 12 to 16): each position picks the best groups, then experts in them."""
     y = swiglu(members(p, "shared."), x) if d_shared else np.zeros_like(x)
     for i in range(len(x)):
         score = sigmoid(p["router.weight"] @ x[i])
@@ -144,7 +144,7 @@ def sigmoid_experts(
 
 
 def balance(p: Parameters, x: Array, top_k: int) -> tuple[float, Array]:
-    """n_experts sum_e load_e importance_e, and the loads (Fedus et al. 2101.03961, eqs. 4 to 6)."""
+    """Load-balancing loss n_experts sum_e load_e importance_e, and the loads (Fedus et al. 2101.03961, eqs. 4 to 6)."""
     exponentials = np.exp(x @ p["router.weight"].T)
     probability = exponentials / exponentials.sum(axis=1, keepdims=True)
     n_experts = probability.shape[1]
@@ -156,7 +156,7 @@ def balance(p: Parameters, x: Array, top_k: int) -> tuple[float, Array]:
 
 
 def short_conv(x: Array, weight: Array, bias: Array | float = 0.0) -> Array:
-    """Depthwise y_i = sum_tau weight[:, d_conv - 1 - tau] x_{i - tau} + bias; nothing stands before the start."""
+    """Causal depthwise convolution y_i = sum_tau weight[:, d_conv - 1 - tau] x_{i - tau} + bias, zero-padded."""
     d_conv = weight.shape[1]
     y = np.zeros_like(x)
     for i in range(len(x)):
@@ -166,12 +166,12 @@ def short_conv(x: Array, weight: Array, bias: Array | float = 0.0) -> Array:
 
 
 def members(p: Parameters, prefix: str) -> Parameters:
-    """The parameters of a submodule, under its own names."""
+    """The parameters of a submodule, with the prefix removed from their names."""
     return {name.removeprefix(prefix): value for name, value in p.items() if name.startswith(prefix)}
 
 
 def causal(seq: int, block: Callable[[int, int], Array]) -> Array:
-    """W (seq, seq, d_out, d_in) of blocks W_ij, which are zero where j > i."""
+    """W (seq, seq, d_out, d_in) assembled from its blocks W_ij for j <= i, zero elsewhere."""
     operator = np.zeros((seq, seq, *block(0, 0).shape))
     for i in range(seq):
         for j in range(i + 1):
@@ -186,14 +186,14 @@ def output_normed_block(p: Parameters, x: Array, name: str, **options: object) -
 
 
 def residual_normed_block(p: Parameters, x: Array, name: str, **options: object) -> Array:
-    """u + mixer(u) of u = norm(x), then v + channel(v) of v = norm(u) (MiniMax-01, as transformers has it)."""
+    """u = norm(x), v = norm(u + mixer(u)), then v + channel(v) (MiniMax-01, as in transformers)."""
     u = rms_norm(x, p["mixer_norm.weight"])
     v = rms_norm(u + REFERENCES[name](members(p, "mixer."), u, **options), p["channel_norm.weight"])
     return v + swiglu(members(p, "channel."), v)
 
 
 def residual_block(p: Parameters, x: Array, name: str, **options: object) -> Array:
-    """x + mixer(norm(x)), then x + channel(norm(x)) where there is a channel mixer (pre-norm)."""
+    """Pre-norm block: x + mixer(norm(x)), then x + channel(norm(x)) if the block has a channel mixer."""
     inner, mixer = rms_norm(x, p["mixer_norm.weight"]), members(p, "mixer.")
     if "layers.0.weight" in mixer:  # a Canon layer in front
         inner, mixer = canon(inner, mixer["layers.0.weight"]), members(mixer, "layers.1.")
@@ -228,7 +228,7 @@ def backbone(p: Parameters, inputs: Array, name: str, n_layers: int, **options: 
 
 
 def turn(t: Array, angles: Array) -> Array:
-    """The pair (m, m + n) turned by the m-th of n angles; channels beyond 2 n stay."""
+    """Rotate channel pair (m, m + n) by the m-th of n angles; channels from 2n on are unchanged."""
     n = len(angles)
     turned = t.copy()
     for m in range(n):
@@ -238,16 +238,16 @@ def turn(t: Array, angles: Array) -> Array:
 
 
 def rotate(v: Array, position: int, base: float = 10_000) -> Array:
-    """RoPE (Su et al. 2104.09864, eq. 34): the m-th pair turned by the angle position * base^(-2m / d_head).
+    """RoPE (Su et al. 2104.09864, eq. 34): rotate the m-th pair by the angle position * base^(-2m / d_head).
 
-    The m-th pair is (m, m + d_head / 2), as most code has it; the paper's (2m, 2m + 1) is the same up to the order of
-    the features.
+    The m-th pair is (m, m + d_head / 2), as in most code; the paper's (2m, 2m + 1) differs only in the order of
+    channels.
     """
     return turn(v, position * base ** (-2 * np.arange(len(v) // 2) / len(v)))
 
 
 def rope(heads: Array, d_rope: int, base: float = 10_000) -> Array:
-    """Heads (seq, n_heads, d_head), the first d_rope channels of each turned by its position."""
+    """Apply RoPE to the first d_rope channels of each head; heads (seq, n_heads, d_head)."""
     turned = heads.copy()
     for i, row in enumerate(turned):
         for head in row:
@@ -256,7 +256,7 @@ def rope(heads: Array, d_rope: int, base: float = 10_000) -> Array:
 
 
 def stretched_rope(d_head: int, base: float, scaling: Mapping[str, Any], total: int) -> tuple[Array, float]:
-    """Frequency of each pair of a head in a sequence of `total` positions, and what queries and keys are scaled by.
+    """RoPE frequency of each channel pair in a sequence of `total` positions, and the factor on queries and keys.
 
     Linear: Chen et al. 2306.15595. Dynamic and yarn: Peng et al. 2309.00071, where the ramp's ends are rounded outward
     to whole pairs unless `truncate` is false. llama3: the wavelength bands of Meta's llama-models.
@@ -283,7 +283,7 @@ def stretched_rope(d_head: int, base: float, scaling: Mapping[str, Any], total: 
                 low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
                 smooth = (trained / wavelength - low) / (high - low)
                 result[m] = (1 - smooth) * plain / factor + smooth * plain
-        else:  # the pair that turns n times within the trained length: 2 pi base^(2m / d) n = trained
+        else:  # yarn; pair m turns n times within the trained length if 2 pi base^(2m / d) n = trained
             ends = [
                 d_head * np.log(trained / (2 * np.pi * scaling.get(name, default))) / (2 * np.log(base))
                 for name, default in (("beta_fast", 32), ("beta_slow", 1))
@@ -310,7 +310,7 @@ def attention_heads(
     norm_eps: float = 1e-6,
     **_sizes: object,
 ) -> tuple[Array, Array, Array]:
-    """Queries (seq, n_heads, d_head), keys and values (seq, n_heads, d_head), shared heads repeated."""
+    """Queries, keys and values, (seq, n_heads, d_head) each, with shared heads repeated."""
     n_kv_heads = n_kv_heads or n_heads
     d_head = p["out_proj.weight"].shape[1] // n_heads
     qkv = x @ p["qkv_proj.weight"].T
@@ -318,7 +318,7 @@ def attention_heads(
         qkv = short_conv(qkv, p["conv.weight"])
     n_queries, n_keys = n_heads * d_head, n_kv_heads * d_head
     q, k, v = np.split(qkv, [n_queries, n_queries + n_keys], axis=-1)
-    if "q_norm.weight" in p:  # of a head or of all, as wide as its weights are
+    if "q_norm.weight" in p:  # over one head or over all of them, whichever the width of the weight is
         q, k = (
             np.concatenate([rms_norm(t, w, norm_eps) for t in np.split(part, part.shape[1] // len(w), axis=1)], axis=1)
             for part, w in ((q, p["q_norm.weight"]), (k, p["k_norm.weight"]))
@@ -334,7 +334,7 @@ def softmax_weights(
     bias: Callable[[int, int], Array | float] = lambda h, i: 0.0,
     sink: Callable[[int, int], float] = lambda h, i: -np.inf,
 ) -> Array:
-    """A softmax over j <= i of q_i . k_j / sqrt(d_head) + bias, (n_heads, seq, seq); the sink's share is left out."""
+    """Softmax over j <= i of q_i . k_j / sqrt(d_head) + bias, (n_heads, seq, seq), without the sink's weight."""
     seq, n_heads, d_head = q.shape
     weights = np.zeros((n_heads, seq, seq))
     for h in range(n_heads):
@@ -346,7 +346,7 @@ def softmax_weights(
 
 
 def weighted(weights: Array, values: Array) -> Array:
-    """sum_j a_h(i, j) v_j of each head, from a_h (n_heads, seq, seq) and values (seq, n_heads, d_value)."""
+    """sum_j a_h(i, j) v_j for each head, from a_h (n_heads, seq, seq) and values (seq, n_heads, d_value)."""
     return np.stack([weights[h] @ values[:, h] for h in range(len(weights))], axis=1)
 
 
@@ -359,7 +359,7 @@ def attention_weights(
     window: int | None = None,
     **options: object,
 ) -> Array:
-    """a_h(i, j) over j <= i, and over i - window < j alone where there is a window (Beltagy et al. 2004.05150)."""
+    """a_h(i, j) over j <= i; with a window over i - window < j <= i (Beltagy et al. 2004.05150)."""
     q, k, _ = attention_heads(p, x, n_heads, **options)
     base, d_rope, size = options.get("rope_base", 10_000), options.get("d_rope") or q.shape[2], 1.0
     if options.get("rope_scaling"):
@@ -381,13 +381,13 @@ def attention_weights(
         "none": lambda h, i: -np.inf,
         "constant": lambda h, i: p["sink_logit"][h, 0],
         "position": lambda h, i: p["sink_logit"][h, i],
-        "bos": lambda h, i: p["sink_logit"][h, 0] + bias(h, i + 1),  # one position before the first, as the token's
+        "bos": lambda h, i: p["sink_logit"][h, 0] + bias(h, i + 1),  # the token is one position before the first
     }
     return softmax_weights(size * q, size * k, seen, sinks[sink])
 
 
 def attention(p: Parameters, x: Array, n_heads: int = 4, **options: object) -> Array:
-    """Vaswani et al. 1706.03762, with causal mask, biases, windows and zero-value sinks."""
+    """Causal softmax attention (Vaswani et al. 1706.03762) with position biases, windows and zero-value sinks."""
     values = attention_heads(p, x, n_heads, **options)[2]
     mixed = weighted(attention_weights(p, x, n_heads, **options), values)
     return joined(mixed) @ p["out_proj.weight"].T + p.get("out_proj.bias", 0.0)
@@ -428,7 +428,7 @@ def gated_attention(
     norm_eps: float = 1e-6,
     **_sizes: object,
 ) -> Array:
-    """Qwen3-Next's attention: 2505.06708 with norms of queries and keys, and rope on some of a head's channels."""
+    """Qwen3-Next's attention: gated attention (2505.06708) with query and key norms and partial RoPE."""
     d_head = p["out_proj.weight"].shape[1] // n_heads
     n_kv_heads = (len(p["qkv_proj.weight"]) // d_head - n_heads) // 2
     q, k, v = attention_heads(p, x, n_heads, n_kv_heads, norm_eps)
@@ -458,11 +458,11 @@ def differential_attention(
 
 
 def forgetting_attention(p: Parameters, x: Array, n_heads: int = 4, **options: object) -> Array:
-    """FoX (Lin et al. 2503.02130, section 3): the weight of j in i is exp(q . k) times every f between them."""
+    """FoX (Lin et al. 2503.02130, section 3): the weight of j at i is exp(q . k) times f_{j+1} ... f_i, normalised."""
     q, k, v = attention_heads(p, x, n_heads, **options)
     log_f = np.log(sigmoid(x @ p["forget_proj.weight"].T + p["forget_proj.bias"]))
 
-    def kept(h: int, i: int) -> Array:  # of each j, the sum over the positions after it
+    def kept(h: int, i: int) -> Array:  # for each j the sum of log f over j + 1 ... i
         return np.append(np.cumsum(log_f[i:0:-1, h])[::-1], 0.0)
 
     return joined(weighted(softmax_weights(q, k, kept), v)) @ p["out_proj.weight"].T
@@ -496,7 +496,10 @@ def path_attention(p: Parameters, x: Array, n_heads: int = 4, n_kv_heads: int | 
 def deltaformer(
     p: Parameters, x: Array, n_heads: int = 4, d_rope: int | None = None, rope_base: float = 10_000, **_sizes: object
 ) -> Array:
-    """Zhong et al. 2505.19488 with the factors beta: values less what their queries read before, then attention."""
+    """DeltaFormer (Zhong et al. 2505.19488) with factors beta: u_t = v_t - beta_t (attention to u before t).
+
+    Then softmax attention over u.
+    """
     q, k, v = (heads_of(t, n_heads) for t in np.split(x @ p["qkv_proj.weight"].T, 3, axis=1))
     turned = 2 * (q.shape[2] // 2) if d_rope is None else d_rope
     q, k = rope(q, turned, rope_base), rope(k, turned, rope_base)
@@ -517,7 +520,7 @@ def deltaformer(
 def mla(
     p: Parameters, x: Array, n_heads: int = 4, position: str = "rope", rope_base: float = 10_000, **_sizes: object
 ) -> Array:
-    """Multi-head latent attention (DeepSeek-AI 2405.04434, section 2.1): keys and values are maps of a small c_j."""
+    """Multi-head latent attention (DeepSeek-AI 2405.04434, section 2.1): keys and values are maps of a latent c_j."""
     weights, v = latent_heads(p, x, n_heads, position, rope_base)
     return joined(weighted(weights, v)) @ p["out_proj.weight"].T
 
@@ -530,7 +533,7 @@ def latent_heads(
     rope_base: float,
     seen: Callable[[int, int], Array | float] = lambda h, i: 0.0,
 ) -> tuple[Array, Array]:
-    """Weights of multi-head latent attention with the logits `seen`, and its values."""
+    """Attention weights of multi-head latent attention with additional logits `seen`, and its values."""
     hidden = latent_queries(p, x)
     d_head, d_latent = p["out_proj.weight"].shape[1] // n_heads, len(p["latent_norm.weight"])
     c, k_rope = np.split(x @ p["latent_proj.weight"].T, [d_latent], axis=1)
@@ -544,7 +547,7 @@ def latent_heads(
 
 
 def latent_queries(p: Parameters, x: Array) -> Array:
-    """What queries are made from: x, or a normed map of it."""
+    """Input of the query projection: x, or its normed down-projection."""
     if "query_down.weight" not in p:
         return x
     return rms_norm(x @ p["query_down.weight"].T, p["query_norm.weight"], 1e-6)
@@ -568,7 +571,7 @@ def index_scores(p: Parameters, x: Array, rope_base: float = 10_000) -> Array:
 
 
 def chosen_by_index(scores: Array, top_k: int) -> NDArray[np.bool_]:
-    """The top_k positions of each row, the latest first among equals."""
+    """Mask of the top_k scores of each row; of equal scores the latest position wins."""
     chosen = np.zeros(scores.shape, dtype=bool)
     for i in range(len(scores)):
         chosen[i, sorted(range(i + 1), key=lambda j, i=i: (-scores[i, j], -j))[:top_k]] = True
@@ -578,7 +581,7 @@ def chosen_by_index(scores: Array, top_k: int) -> NDArray[np.bool_]:
 def dsa(
     p: Parameters, x: Array, n_heads: int = 4, rope_base: float = 10_000, top_k: int = 64, **_sizes: object
 ) -> Array:
-    """DeepSeek sparse attention (DeepSeek-AI 2512.02556, section 2.1): latent attention to the chosen positions."""
+    """DeepSeek sparse attention (DeepSeek-AI 2512.02556, section 2.1): latent attention to the indexer's top_k."""
     chosen = chosen_by_index(index_scores(p, x, rope_base), top_k)
     seen = partial(_seen, chosen)
     weights, v = latent_heads(p, x, n_heads, "rope", rope_base, seen)
@@ -590,7 +593,7 @@ def _seen(chosen: NDArray[np.bool_], _: int, i: int) -> Array:
 
 
 def index_loss(p: Parameters, x: Array, n_heads: int, top_k: int) -> Array:
-    """KL(p_i || softmax(I_i)) over the chosen positions, for each i (DeepSeek-AI 2512.02556, eqs. 3 and 4)."""
+    """KL(p_i || softmax(I_i)) over the chosen positions, for every i (DeepSeek-AI 2512.02556, eqs. 3 and 4)."""
     scores = index_scores(p, x)
     chosen = chosen_by_index(scores, top_k)
     weights = latent_heads(p, x, n_heads, "rope", 10_000, partial(_seen, chosen))[0].mean(axis=0)
@@ -611,7 +614,10 @@ def moba(
     rope_base: float = 10_000,
     **options: object,
 ) -> Array:
-    """Lu et al. 2502.13189, section 2: softmax over the own block and the top_k - 1 before it by q . mean(k)."""
+    """MoBA (Lu et al. 2502.13189, section 2): attention to the current block and the top_k - 1 earlier ones.
+
+    Earlier blocks are ranked by q . mean(k).
+    """
     q, k, v = attention_heads(p, x, n_heads, **options)
     turned = 2 * (q.shape[2] // 2) if d_rope is None else d_rope
     q, k = rope(q, turned, rope_base), rope(k, turned, rope_base)
@@ -637,7 +643,10 @@ def nsa(
     rope_base: float = 10_000,
     **_sizes: object,
 ) -> Array:
-    """Yuan et al. 2502.11089, section 3, blocks compressed by their mean: coarse, chosen and near, each with a gate."""
+    """NSA (Yuan et al. 2502.11089, section 3): gated sum of compressed, selected and sliding-window attention.
+
+    Blocks are compressed by their mean.
+    """
     q, k, v = attention_heads(p, x, n_heads, n_kv_heads)
     turned = 2 * (q.shape[2] // 2) if d_rope is None else d_rope
     q, k = rope(q, turned, rope_base), rope(k, turned, rope_base)
@@ -711,8 +720,8 @@ def matrix_states(
 ) -> Array:
     """S_t = (diag(decay_t) - erased_t where_t^T) S_{t-1} + k_t v_t^T; returns S_t^T q_t, (seq, n_heads, d_value).
 
-    With levels (positions, n_heads, n_levels), of `steps` steps per position, the part of S_t that is in level l of a
-    Fenwick tree counts levels[t, h, l].
+    With levels (positions, n_heads, n_levels), S_t is the sum of its Fenwick-tree levels l weighted by levels[t, h, l];
+    a position has `steps` steps.
     """
     if levels is not None:
         return np.stack([tree_states(h, steps, levels, q, k, v, decay, erased, where) for h in range(k.shape[1])], 1)
@@ -738,11 +747,11 @@ def tree_states(
     erased: Array | None,
     where: Array | None,
 ) -> Array:
-    """Guo et al. 2506.04761, section 3.1: the output of a head, read from a state for each level of a Fenwick tree."""
+    """One head of log-linear attention (Guo et al. 2506.04761, section 3.1), with a state per Fenwick-tree level."""
     o, states = np.zeros(v[:, 0].shape), np.zeros((levels.shape[2], k.shape[2], v.shape[2]))
     for n in range(len(k)):
         t = n // steps
-        if t and n % steps == 0:  # the levels below the lowest bit of t are gathered in the next one
+        if t and n % steps == 0:  # merge the levels up to the lowest set bit of t into the next one
             merged = (t & -t).bit_length()
             states[merged] = states[:merged].sum(axis=0)
             states[:merged] = 0.0
@@ -754,7 +763,7 @@ def tree_states(
 
 
 def level_weights(p: Parameters, x: Array, n_levels: int) -> Array | None:
-    """Weights of the levels, (seq, n_heads, n_levels), or None without any."""
+    """Level weights (seq, n_heads, n_levels), or None without levels."""
     if not n_levels:
         return None
     weights = softplus(p["levels.scale"] * (x @ p["levels.proj.weight"].T))
@@ -773,12 +782,12 @@ def gated_linear_attention_parts(p: Parameters, x: Array, n_heads: int) -> tuple
 
 
 def output_gate(p: Parameters, x: Array) -> Array | float:
-    """silu(W_g x + b_g), or one where there is no gate."""
+    """silu(W_g x + b_g), or 1 without a gate."""
     return silu(x @ p["gate_proj.weight"].T + p.get("gate_proj.bias", 0.0)) if "gate_proj.weight" in p else 1.0
 
 
 def gated_linear_attention(p: Parameters, x: Array, n_heads: int = 2, **_options: object) -> Array:
-    """Yang et al. 2312.06635: S_t = diag(alpha_t) S_{t-1} + k_t v_t^T, RMSNorm per head, SiLU gate."""
+    """GLA (Yang et al. 2312.06635): S_t = diag(alpha_t) S_{t-1} + k_t v_t^T, RMSNorm per head, SiLU gate."""
     normed = joined(rms_norm(matrix_states(*gated_linear_attention_parts(p, x, n_heads)), p["norm.weight"]))
     return (normed * output_gate(p, x)) @ p["out_proj.weight"].T
 
@@ -792,9 +801,11 @@ def delta_parts(
     n_householder: int = 1,
     **_sizes: object,
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """DeltaNet up to its recurrence, of n_householder steps for each position: q of length 1 / sqrt(d_key), k of length
-    one (steps, n_heads, d_key), the convolved values before SiLU (steps, n_heads, d_value), beta and alpha (steps,
-    n_heads); alpha is one without a decay, and after the first step of a position.
+    """Inputs of DeltaNet's recurrence, with n_householder steps per position.
+
+    Returns:
+        q of norm 1 / sqrt(d_key) and k of norm 1 (steps, n_heads, d_key), the convolved values before SiLU (steps,
+        n_heads, d_value), beta and alpha (steps, n_heads). Alpha is 1 without decay, and after a position's first step.
     """
     n_values, n_key_heads = p["out_proj.weight"].shape[1], n_key_heads or n_heads
     qkv = short_conv(x @ p["qkv_proj.weight"].T, p["conv.weight"])
@@ -831,18 +842,20 @@ def delta_net(
     n_levels: int = 0,
     **options: object,
 ) -> Array:
-    """Yang et al. 2406.06484; with alpha and an output gate 2412.06464; n_householder steps: Siems 2502.10297."""
+    """DeltaNet (Yang et al. 2406.06484); Gated DeltaNet with alpha and output gate (2412.06464); DeltaProduct with
+    n_householder > 1 (Siems et al. 2502.10297).
+    """
     q, k, v, beta, alpha = delta_parts(p, x, n_heads, n_householder=n_householder, **options)
     levels = level_weights(p, x, n_levels)
     if levels is not None:
-        levels = q.shape[2] * levels  # queries of length sqrt(d_head), as in the authors' code
+        levels = q.shape[2] * levels  # the authors' queries have norm sqrt(d_head)
     heads = delta_heads(q, k, silu(v), beta, alpha, levels, n_householder)
     heads = heads[n_householder - 1 :: n_householder]
     return (joined(rms_norm(heads, p["norm.weight"], norm_eps)) * output_gate(p, x)) @ p["out_proj.weight"].T
 
 
 def titans(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
-    """Behrouz et al. 2501.00663, eq. 9, 10 and 13, with a linear memory and a gradient at each position."""
+    """Titans (Behrouz et al. 2501.00663, eq. 9, 10 and 13) with a linear memory and one gradient step per position."""
     qkv = silu(short_conv(x @ p["qkv_proj.weight"].T, p["conv.weight"]))
     q, k, v = (heads_of(part, n_heads) for part in np.split(qkv, 3, axis=-1))
     q, k = unit(q) / np.sqrt(q.shape[2]), unit(k)
@@ -862,7 +875,7 @@ def titans(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array
 def head_hybrid(
     p: Parameters, x: Array, n_heads: int = 4, n_softmax_heads: int = 1, beta_max: float = 1.0, **_sizes: object
 ) -> Array:
-    """2606.20097: the first heads attend, the others follow the gated delta rule, each normed by itself."""
+    """2606.20097: the first heads use softmax attention, the others the gated delta rule; RMSNorm per head."""
     q, k, v = attention_heads(p, x, n_heads)
     attending = weighted(softmax_weights(q[:, :n_softmax_heads], k[:, :n_softmax_heads]), v)
     q, k, v = (t[:, n_softmax_heads:] for t in (unit(q) / np.sqrt(q.shape[2]), unit(k), v))
@@ -877,7 +890,7 @@ def unit(t: Array) -> Array:
 
 
 def kda(p: Parameters, x: Array, n_heads: int = 2, beta_max: float = 1.0, **_sizes: object) -> Array:
-    """Kimi Delta Attention (2510.26692); with a strength per channel Gated DeltaNet 2 (2605.22791)."""
+    """Kimi Delta Attention (2510.26692); with strengths per channel Gated DeltaNet 2 (2605.22791)."""
     qkv = silu(short_conv(x @ p["qkv_proj.weight"].T, p["conv.weight"]))
     n_keys = (qkv.shape[1] - p["out_proj.weight"].shape[1]) // 2
     q, k, v = (heads_of(part, n_heads) for part in np.split(qkv, [n_keys, 2 * n_keys], axis=-1))
@@ -895,7 +908,7 @@ def kda(p: Parameters, x: Array, n_heads: int = 2, beta_max: float = 1.0, **_siz
 
 
 def krylov_solution(a: Array, b: Array, steps: int) -> Array:
-    """What conjugate gradients from zero reach: the best in the span of b, A b, A^2 b, ...; A^-1 b if that is all."""
+    """Result of conjugate gradients from zero: the best solution in span{b, A b, A^2 b, ...}; A^-1 b if it is full."""
     if steps >= len(b):
         return np.linalg.solve(a, b)
     basis = np.linalg.qr(np.stack([np.linalg.matrix_power(a, n) @ b for n in range(steps)], axis=1))[0]
@@ -903,7 +916,7 @@ def krylov_solution(a: Array, b: Array, steps: int) -> Array:
 
 
 def mesa_net(p: Parameters, x: Array, n_heads: int = 2, cg_steps: int = 30, **_sizes: object) -> Array:
-    """von Oswald et al. 2506.05233, section 3."""
+    """MesaNet (von Oswald et al. 2506.05233, section 3)."""
     q, k = np.split(silu(short_conv(x @ p["qk_proj.weight"].T, p["conv.weight"])), 2, axis=-1)
     q, k, v = unit(heads_of(q, n_heads)), unit(heads_of(k, n_heads)), heads_of(x @ p["v_proj.weight"].T, n_heads)
     decay, beta = np.split(sigmoid(x @ p["gate_proj.weight"].T + p["gate_proj.bias"]), 2, axis=-1)
@@ -919,7 +932,7 @@ def mesa_net(p: Parameters, x: Array, n_heads: int = 2, cg_steps: int = 30, **_s
 
 
 def comba(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
-    """Hu et al. 2506.02475, section 3."""
+    """Comba (Hu et al. 2506.02475, section 3)."""
     qkv = silu(short_conv(x @ p["qkv_proj.weight"].T, p["conv.weight"]))
     n_keys = (qkv.shape[1] - p["out_proj.weight"].shape[1]) // 2
     q, k, v = (heads_of(part, n_heads) for part in np.split(qkv, [n_keys, 2 * n_keys], axis=-1))
@@ -932,7 +945,7 @@ def comba(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
 
 
 def retnet(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
-    """Sun et al. 2307.08621, section 2, with RMSNorm over a head."""
+    """RetNet (Sun et al. 2307.08621, section 2) with RMSNorm per head."""
     seq, n_values = len(x), p["out_proj.weight"].shape[1]
     qkv = x @ p["qkv_proj.weight"].T
     n_keys = (qkv.shape[1] - n_values) // 2
@@ -945,7 +958,7 @@ def retnet(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array
 
 
 def lightning_attention(p: Parameters, x: Array, n_heads: int = 2, slope_scale: float = 1.0, **_sizes: object) -> Array:
-    """MiniMax-01 2501.08313, section 2.2, for powers of two of heads."""
+    """Lightning attention of MiniMax-01 (2501.08313, section 2.2), for 1, 2, 4 or 8 heads."""
     assert n_heads in (1, 2, 4, 8)
     q, k, v = (heads_of(part, n_heads) for part in np.split(silu(x @ p["qkv_proj.weight"].T), 3, axis=-1))
     slopes = np.array([2 ** (-8 * (h + 1) / n_heads) for h in range(n_heads)])
@@ -955,7 +968,7 @@ def lightning_attention(p: Parameters, x: Array, n_heads: int = 2, slope_scale: 
 
 
 def hgrn2(p: Parameters, x: Array, n_heads: int = 2, lower_bound: float = 0.0, **_sizes: object) -> Array:
-    """Qin et al. 2404.07904, section 3."""
+    """HGRN2 (Qin et al. 2404.07904, section 3)."""
     q, logit, v = (heads_of(part, n_heads) for part in np.split(x @ p["in_proj.weight"].T, 3, axis=-1))
     decay = lower_bound + (1 - lower_bound) * sigmoid(logit)
     heads = matrix_states(silu(q) / np.sqrt(q.shape[2]), 1 - decay, v, decay)
@@ -963,7 +976,7 @@ def hgrn2(p: Parameters, x: Array, n_heads: int = 2, lower_bound: float = 0.0, *
 
 
 def gsa(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
-    """Zhang et al. 2409.07146, section 3.2."""
+    """Gated slot attention (Zhang et al. 2409.07146, section 3.2)."""
     q, k, v = (heads_of(part, n_heads) for part in np.split(silu(x @ p["qkv_proj.weight"].T), 3, axis=-1))
     decay = heads_of(sigmoid(x @ p["decay_proj.weight"].T) ** (1 / 8), n_heads)
     o = np.zeros_like(v)
@@ -978,14 +991,14 @@ def gsa(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
 
 
 def group_norm(x: Array, n_groups: int, weight: Array, eps: float) -> Array:
-    """Each of n_groups parts of a position less its mean, over its standard deviation (Wu and He 1803.08494)."""
+    """Layer norm of each of n_groups groups of channels, without bias (Wu and He 1803.08494)."""
     groups = heads_of(x, n_groups)
     centred = groups - groups.mean(axis=-1, keepdims=True)
     return joined(centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps)) * weight
 
 
 def rwkv7(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
-    """Peng et al. 2503.14456, section 4, a first layer."""
+    """RWKV-7 (Peng et al. 2503.14456, section 4), as its first layer."""
     before = np.concatenate((np.zeros((1, x.shape[1])), x[:-1]))
     shifted = dict(zip("rwkvag", (x + mu * (before - x) for mu in p["shift"]), strict=True))
     r, k, v = (shifted[name] @ p[f"{name}_proj.weight"].T for name in "rkv")
@@ -1001,7 +1014,7 @@ def rwkv7(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
 
 
 def rwkv4(p: Parameters, x: Array, **_sizes: object) -> Array:
-    """Peng et al. 2305.13048, eqs. 11 to 17; each weight by its definition, over their sum."""
+    """RWKV-4 (Peng et al. 2305.13048, eqs. 11 to 17): the weighted mean from its definition, not by recurrence."""
     before = np.concatenate((np.zeros((1, x.shape[1])), x[:-1]))
     r, k, v = (
         (x * mu + before * (1 - mu)) @ p[f"{name}_proj.weight"].T for mu, name in zip(p["shift"], "rkv", strict=True)
@@ -1016,7 +1029,7 @@ def rwkv4(p: Parameters, x: Array, **_sizes: object) -> Array:
 
 
 def rwkv6(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
-    """Peng et al. 2404.05892, section 4."""
+    """RWKV-6 (Peng et al. 2404.05892, section 4)."""
     step = np.concatenate((np.zeros((1, x.shape[1])), x[:-1])) - x
     low = np.split(np.tanh((x + step * p["mu"]) @ p["mix_down.weight"].T), 5, axis=-1)
     up = np.split(p["mix_up.weight"], 5, axis=-1)
@@ -1038,7 +1051,7 @@ def rwkv6(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
 
 
 def matrix_memory(q: Array, k: Array, v: Array, gates: Array) -> Array:
-    """The memory of mLSTM, without stabilisation but for the 1e-6 that the authors' code adds."""
+    """The matrix memory of mLSTM, unstabilised, except for the stabiliser in the authors' epsilon of 1e-6."""
     n_heads, k, o = q.shape[1], k / np.sqrt(k.shape[2]), np.zeros_like(v)
     for h in range(n_heads):
         memory, normaliser, largest = np.zeros((k.shape[2], v.shape[2])), np.zeros(k.shape[2]), 0.0
@@ -1052,7 +1065,7 @@ def matrix_memory(q: Array, k: Array, v: Array, gates: Array) -> Array:
 
 
 def mlstm(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
-    """Beck et al. 2405.04517, section 2.3."""
+    """mLSTM (Beck et al. 2405.04517, section 2.3)."""
 
     def blockwise(t: Array, blocks: Array) -> Array:
         parts = heads_of(t, len(blocks))
@@ -1070,7 +1083,7 @@ def mlstm(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
 def capped_mlstm(
     p: Parameters, x: Array, n_heads: int = 2, gate_cap: float = 15.0, norm_eps: float = 1e-6, **_sizes: object
 ) -> Array:
-    """Beck et al. 2503.13427, section 2."""
+    """mLSTM of xLSTM-7B, with capped gates (Beck et al. 2503.13427, section 2)."""
     wide = len(p["norm_weight"])
     narrow = len(p["in_proj.weight"]) // 2 - wide
     q, k, v, out = np.split(x @ p["in_proj.weight"].T, np.cumsum([narrow, narrow, wide]), axis=-1)
@@ -1112,7 +1125,7 @@ def factorized_operator(p: Parameters, x: Array, **options: object) -> Array:
 
 
 def diagonal_dynamics(p: Parameters, init: str) -> tuple[NDArray[np.complex128], NDArray[np.complex128]]:
-    """The poles lambda and the input gains, one each a pole.
+    """The poles lambda and the input gain of each pole.
 
     Zero-order hold (S4D, Gu et al. 2206.11893): lambda = exp(dt A), gain = (lambda - 1) / A. Ring (LRU, Orvieto et al.
     2303.06349): lambda = exp(-rate + i frequency), gain = sqrt(1 - |lambda|^2) or learned.
@@ -1128,14 +1141,14 @@ def diagonal_dynamics(p: Parameters, init: str) -> tuple[NDArray[np.complex128],
 
 
 def diagonal_matrices(p: Parameters, init: str) -> tuple[NDArray[np.complex128], NDArray[np.complex128]]:
-    """B (poles, d_model) and C (d_model, poles); a complex pole stands for a conjugate pair and counts twice in C."""
+    """B (poles, d_model) and C (d_model, poles); a complex pole represents a conjugate pair, which doubles C."""
     if init == "real_log":
         return p["B"].astype(complex), p["C"].astype(complex)
     return p["B"] @ [1, 1j], 2 * (p["C"] @ [1, 1j])
 
 
 def recurrence(decay: NDArray[Any], written: NDArray[Any]) -> NDArray[Any]:
-    """h_t = decay_t h_{t-1} + written_t from zero, elementwise; every h_t."""
+    """All states of h_t = decay_t h_{t-1} + written_t, elementwise, from h_0 = 0."""
     h, states = np.zeros_like(written[0]), []
     for a, b in zip(np.broadcast_to(decay, written.shape), written, strict=True):
         h = a * h + b
@@ -1151,14 +1164,14 @@ def diagonal_ssm(p: Parameters, x: Array, init: str = "s4d_lin", **_sizes: objec
 
 
 def linoss(p: Parameters, x: Array, scheme: str = "implicit", **_sizes: object) -> Array:
-    """Rusch and Rus 2410.03943, equations 3 and 5: z' = B x - A h, h' = z."""
+    """LinOSS (Rusch and Rus 2410.03943, equations 3 and 5): z' = B x - A h, h' = z."""
     dt, a = sigmoid(p["dt_logit"]), np.maximum(p["stiffness"], 0)
     b, c = ([1, 1j] @ p[name].reshape(2, -1) for name in "BC")
     forced = x @ b.reshape(p["B"].shape[1:]).T
     z = h = np.zeros_like(forced[0])
     y = np.empty_like(x)
     for t, driven in enumerate(forced):
-        if scheme == "implicit":  # solved for z, which stands on both sides by h_t = h_{t-1} + dt z_t
+        if scheme == "implicit":  # solved for z_t, which also enters h_t = h_{t-1} + dt z_t
             z = (z + dt * (driven - a * h)) / (1 + dt**2 * a)
         else:
             z = z + dt * (driven - a * h)
@@ -1168,14 +1181,14 @@ def linoss(p: Parameters, x: Array, scheme: str = "implicit", **_sizes: object) 
 
 
 def s4d_kernels(p: Parameters) -> tuple[NDArray[np.complex128], NDArray[np.complex128], NDArray[np.complex128]]:
-    """Poles, input gains and C of each channel (d_model, poles), C with the factor two of a conjugate pair."""
+    """Poles, input gains and C, (d_model, poles) each; C has the factor 2 of conjugate pairs."""
     a = -np.exp(p["log_rate"]) + 1j * p["frequency"]
     poles = np.exp(np.exp(p["log_dt"])[:, None] * a)
     return poles, (poles - 1) / a, 2 * (p["C"] @ [1, 1j])
 
 
 def s4d_channels(p: Parameters, x: Array) -> Array:
-    """u_t = Re(C . h_t) + D x_t of each channel's own SSM."""
+    """u_t = Re(C . h_t) + D x_t, with one SSM per channel."""
     poles, gain, c = s4d_kernels(p)
     return (c * recurrence(poles, gain * x[:, :, None])).sum(axis=2).real + p["D"] * x
 
@@ -1185,7 +1198,7 @@ def normal_distribution(u: Array) -> Array:
 
 
 def s4d(p: Parameters, x: Array, **_options: object) -> Array:
-    """Gu et al. 2206.11893: the SSMs, GELU, and a gated linear map where there is one."""
+    """S4D (Gu et al. 2206.11893): the SSMs, then GELU and a gated linear map if there is an output projection."""
     u = s4d_channels(p, x)
     if "out_proj.weight" not in p:
         return u
@@ -1196,9 +1209,9 @@ def s4d(p: Parameters, x: Array, **_options: object) -> Array:
 def selective_coefficients(
     p: Parameters, x: Array, norm_eps: float | None = None, **_sizes: object
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """The Mamba block up to its scan: convolved input before SiLU, z, dt (seq, d_inner), B, C (seq, d_state), A.
+    """Inputs of Mamba's scan: convolved input before SiLU, z, dt (seq, d_inner), B, C (seq, d_state), A.
 
-    With norm_eps, low-rank dt, B and C pass an RMSNorm each (Jamba, 2403.19887, section 3.2).
+    With norm_eps, an RMSNorm each is applied to low-rank dt, B and C (Jamba, 2403.19887, section 3.2).
     """
     x_in, z = np.split(x @ p["in_proj.weight"].T, 2, axis=-1)
     convolved = short_conv(x_in, p["conv.weight"], p["conv.bias"])
@@ -1220,7 +1233,7 @@ def selective_scan(u: Array, dt: Array, a: Array, b: Array, c: Array, d: Array) 
 
 
 def selective_ssm(p: Parameters, x: Array, out_norm_eps: float | None = None, **options: object) -> Array:
-    """The block of Mamba-1 (2312.00752, section 3.4); with out_norm_eps, an RMSNorm before the output projection."""
+    """Mamba-1 block (2312.00752, section 3.4); with out_norm_eps, an RMSNorm before the output projection."""
     convolved, z, dt, b, c, a = selective_coefficients(p, x, **options)
     y = selective_scan(silu(convolved), dt, a, b, c, p["D"]) * silu(z)
     if out_norm_eps is not None:
@@ -1231,8 +1244,8 @@ def selective_ssm(p: Parameters, x: Array, out_norm_eps: float | None = None, **
 def ssd_coefficients(
     p: Parameters, x: Array, d_state: int = 128, n_groups: int = 1, dt_floor: float = 0.0, **_sizes: object
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """The Mamba-2 block up to its recurrence: the convolved input before SiLU (seq, d_inner), z (seq, d_inner),
-    dt (seq, n_heads), B and C (seq, n_heads, d_state), A (n_heads).
+    """Inputs of Mamba-2's recurrence: the convolved input before SiLU and z (seq, d_inner), dt (seq, n_heads),
+    B and C (seq, n_heads, d_state), A (n_heads).
     """
     n_heads = len(p["A_log"])
     d_inner = p["out_proj.weight"].shape[1]
@@ -1246,19 +1259,19 @@ def ssd_coefficients(
 
 
 def grouped_norm(x: Array, weight: Array, n_groups: int, eps: float = 1e-5) -> Array:
-    """RMSNorm of each of `n_groups` parts of the width by itself."""
+    """RMSNorm over each of `n_groups` groups of channels."""
     parts = zip(np.split(x, n_groups, axis=-1), np.split(weight, n_groups), strict=True)
     return np.concatenate([rms_norm(part, w, eps) for part, w in parts], axis=-1)
 
 
 def gated_norm(p: Parameters, x: Array, options: Mapping[str, Any]) -> Array:
-    """The norm before the last projection of Mamba-2; norm_groups 0 says that there is none."""
+    """The norm before the output projection of Mamba-2; norm_groups 0 disables it."""
     n_groups = options.get("n_groups", 1) if options.get("norm_groups") is None else options["norm_groups"]
     return grouped_norm(x, p["norm.weight"], n_groups, options.get("norm_eps", 1e-5)) if n_groups else x
 
 
 def ssd(p: Parameters, x: Array, n_levels: int = 0, **options: object) -> Array:
-    """The block of Mamba-2 (Dao and Gu 2405.21060): per head h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t^T."""
+    """Mamba-2 block (Dao and Gu 2405.21060): per head h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t^T."""
     u, z, dt, b, c, a = ssd_coefficients(p, x, **options)
     u, dt, levels = heads_of(silu(u), len(a)), dt[:, :, None], level_weights(p, x, n_levels)
     o = matrix_states(c, dt * b, u, np.exp(dt * a[:, None]), levels=levels) + p["D"][:, None] * u
@@ -1269,7 +1282,7 @@ def ssd(p: Parameters, x: Array, n_levels: int = 0, **options: object) -> Array:
 
 
 def conv_kernel(p: Parameters, lag: int, max_seq_len: int = 1024) -> Array:
-    """K_lag, a number per channel: a tap, or the implicit filter of Hyena (Poli et al. 2302.10866), D at lag zero."""
+    """K_lag per channel: a tap, or Hyena's implicit filter (Poli et al. 2302.10866), which adds D at lag zero."""
     if "conv.weight" in p:
         taps = p["conv.weight"]
         return taps[:, -1 - lag] if lag < taps.shape[1] else np.zeros(len(taps))
@@ -1299,7 +1312,7 @@ def mamba3_coefficients(
     rate_map: str = "heavy_tail",
     **_sizes: object,
 ) -> tuple[Array, Array, Array, Array, Array, Array, Array]:
-    """z, u (seq, n_heads, d_head); q, k turned (seq, n_heads, rank, d_state); dt, alpha, lambda (seq, n_heads)."""
+    """z, u (seq, n_heads, d_head); rotated q, k (seq, n_heads, rank, d_state); dt, alpha, lambda (seq, n_heads)."""
     seq, (n_heads, rank, _) = len(x), p["B_bias"].shape
     d_inner = p["out_proj.weight"].shape[1]
     wide, n_angles = rank * n_groups * d_state, d_state // (4 if rotated == "half" else 2)
@@ -1323,21 +1336,24 @@ def mamba3_coefficients(
 
 
 def rank_vectors(p: Parameters) -> tuple[Array, Array, Array]:
-    """How u, z and the outputs are mixed, (n_heads, rank, d_head) each; ones where there is a single rank."""
+    """Factors on u, z and the outputs per rank, (n_heads, rank, d_head) each; ones for rank 1."""
     n_heads, rank, _ = p["B_bias"].shape
     d_head = p["out_proj.weight"].shape[1] // n_heads
     return tuple(p.get("rank_mix", np.ones((3, n_heads, rank, d_head))))
 
 
 def mamba3(p: Parameters, x: Array, **options: object) -> Array:
-    """Lahoti et al. 2603.15569: h_t = alpha h_{t-1} + (1 - lambda) dt alpha k_{t-1} u_{t-1}^T + lambda dt k_t u_t^T."""
+    """Mamba-3 (Lahoti et al. 2603.15569).
+
+    h_t = alpha h_{t-1} + (1 - lambda) dt alpha k_{t-1} u_{t-1}^T + lambda dt k_t u_t^T.
+    """
     z, u, q, k, dt, alpha, trap = mamba3_coefficients(p, x, **options)
     of_u, of_z, readout = rank_vectors(p)
     seq, n_heads, rank, d_state = k.shape
     y = np.zeros_like(u)
     for head in range(n_heads):
         h = np.zeros((d_state, u.shape[2]))
-        before = np.zeros_like(h)  # the sum of k u^T over the ranks at the position before
+        before = np.zeros_like(h)  # the sum of k u^T over ranks at the previous position
         for t in range(seq):
             now = sum(np.outer(k[t, head, r], of_u[head, r] * u[t, head]) for r in range(rank))
             a, step, weight = alpha[t, head], dt[t, head], trap[t, head]
@@ -1353,7 +1369,7 @@ def mamba3(p: Parameters, x: Array, **options: object) -> Array:
 
 
 def minimal_gates(p: Parameters, x: Array, cell: str) -> tuple[Array, Array, Array]:
-    """u, what h is multiplied by and what g(u) is, (seq, d_inner) each."""
+    """u, and the factors of h and of g(u), (seq, d_inner) each."""
     d_inner = p["out_proj.weight"].shape[1]
     projected = x @ p["in_proj.weight"].T
     u, *gates = np.split(projected, projected.shape[1] // d_inner, axis=1)
@@ -1370,7 +1386,7 @@ def minimal_recurrence(p: Parameters, x: Array, cell: str = "gru", **_sizes: obj
 
 
 def minimal_recurrence_operator(p: Parameters, x: Array, cell: str = "gru", **_sizes: object) -> Array:
-    """W_ij = W_out diag(a_i ... a_{j+1} (1 - a_j) (g(u_j) - 1/2) / u_j) W_h."""
+    """W_ij = W_out diag(keep_i ... keep_{j+1} write_j (g(u_j) - 1/2) / u_j) W_h."""
     u, keeps, writes = minimal_gates(p, x, cell)
     slope = np.where(u >= 0, 1.0, (sigmoid(u) - 0.5) / u)
 
@@ -1382,13 +1398,13 @@ def minimal_recurrence_operator(p: Parameters, x: Array, cell: str = "gru", **_s
 
 
 def minimal_recurrence_offset(p: Parameters, x: Array, cell: str = "gru", **_sizes: object) -> Array:
-    """c_i = W_out h_i of the same gates on g = 1/2 throughout."""
+    """c_i = W_out h_i, with h_i from the same gates and g = 1/2 at every position."""
     _, keeps, writes = minimal_gates(p, x, cell)
     return recurrence(keeps, writes / 2) @ p["out_proj.weight"].T
 
 
 def rg_lru(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
-    """The recurrent block of Griffin (De et al. 2402.19427): eq. 1 to 4, behind a convolution, beside a GELU."""
+    """Griffin's recurrent block (De et al. 2402.19427, eq. 1 to 4): convolution and RG-LRU, times a GELU branch."""
     gate, u = np.split(x @ p["in_proj.weight"].T + p["in_proj.bias"], 2, axis=-1)
     u = short_conv(u, p["conv.weight"], p["conv.bias"])
     i, r = (
@@ -1402,7 +1418,7 @@ def rg_lru(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array
 
 
 def gated_conv(p: Parameters, x: Array, **_sizes: object) -> Array:
-    """LFM2's block: C * conv(B * u), the three linear in x."""
+    """LFM2's gated convolution C * conv(B * u); B, C and u are linear in x."""
     before, after, u = np.split(x @ p["in_proj.weight"].T, 3, axis=1)
     return (after * short_conv(before * u, p["conv.weight"])) @ p["out_proj.weight"].T
 
@@ -1437,14 +1453,14 @@ def hyena(p: Parameters, x: Array, max_seq_len: int = 1024, n_frequencies: int =
 
 
 def slstm(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
-    """sLSTM (Beck et al. 2405.04517, eq. 8 to 17), not stabilised: for gates of moderate size and short sequences."""
+    """sLSTM (Beck et al. 2405.04517, eq. 8 to 17), rescaled by forget gates alone: input gates must be moderate."""
     d_head = x.shape[1] // n_heads
     convolved = silu(short_conv(x, p["conv.weight"], p["conv.bias"]))
     y = np.zeros_like(x)
     for head in range(n_heads):
         own = slice(head * d_head, (head + 1) * d_head)
         h, c, n = (np.zeros(d_head) for _ in range(3))
-        scale = 0.0  # c and n are divided by exp(scale), which the ratio does not show
+        scale = 0.0  # c and n are kept divided by exp(scale), which cancels in c / n
         for t in range(len(x)):
             sources = (convolved[t, own], convolved[t, own], x[t, own], x[t, own])
             log_i, f, z, o = (
@@ -1461,7 +1477,7 @@ def slstm(p: Parameters, x: Array, n_heads: int = 2, **_sizes: object) -> Array:
 
 
 def lstm(p: Parameters, x: Array, **_sizes: object) -> Array:
-    """Hochreiter and Schmidhuber 1997 with the forget gate of Gers et al. 2000; gates stacked as i, f, g, o."""
+    """LSTM (Hochreiter and Schmidhuber 1997) with forget gate (Gers et al. 2000); gates stacked as i, f, g, o."""
     d_inner = p["recurrent"].shape[1]
     h, c = np.zeros(d_inner), np.zeros(d_inner)
     outputs = np.zeros((len(x), d_inner))
@@ -1474,7 +1490,7 @@ def lstm(p: Parameters, x: Array, **_sizes: object) -> Array:
 
 
 def gru(p: Parameters, x: Array, **_sizes: object) -> Array:
-    """Cho et al. 1406.1078, the reset after the product; gates stacked as r, z, n."""
+    """GRU (Cho et al. 1406.1078), with the reset gate after the recurrent product; gates stacked as r, z, n."""
     d_inner = p["recurrent"].shape[1]
     h = np.zeros(d_inner)
     outputs = np.zeros((len(x), d_inner))
@@ -1488,7 +1504,7 @@ def gru(p: Parameters, x: Array, **_sizes: object) -> Array:
 
 
 def rnn(p: Parameters, x: Array, nonlinearity: str = "tanh", **_sizes: object) -> Array:
-    """Elman 1990: h_t = f(W x_t + R h_{t-1} + b)."""
+    """Elman's RNN (1990): h_t = f(W x_t + R h_{t-1} + b)."""
     h = np.zeros(len(p["recurrent"]))
     outputs = np.zeros((len(x), len(h)))
     for t in range(len(x)):
@@ -1504,7 +1520,7 @@ def rnn(p: Parameters, x: Array, nonlinearity: str = "tanh", **_sizes: object) -
 def hybrid(
     p: Parameters, x: Array, pattern: tuple[str | dict[str, object], ...] = ("selective_ssm", "attention")
 ) -> Array:
-    """The pattern once, as pre-norm residual blocks without channel mixers (Jamba, Lieber et al. 2403.19887)."""
+    """One pass through the pattern, as pre-norm residual blocks without channel mixers (Jamba 2403.19887)."""
     for layer, entry in enumerate(pattern):
         options = {"name": entry} if isinstance(entry, str) else entry
         x = residual_block(members(p, f"blocks.layers.{layer}."), x, **options)
@@ -1517,7 +1533,7 @@ def parallel_hybrid(
     pattern: tuple[str | dict[str, object], ...] = ("selective_ssm", "attention"),
     merge: str = "mean",
 ) -> Array:
-    """The mean of the members' outputs after an RMS norm each (Hymba, Dong et al. 2411.13676), or their sum."""
+    """The mean of the members' RMS-normed outputs (Hymba, Dong et al. 2411.13676), or the sum of the raw ones."""
     y = np.zeros_like(x)
     for number, entry in enumerate(pattern):
         options = {"name": entry} if isinstance(entry, str) else dict(entry)
@@ -1603,4 +1619,4 @@ OFFSETS = {
     "min_gru": minimal_recurrence_offset,
     "min_lstm": partial(minimal_recurrence_offset, cell="lstm"),
 }
-"""c of the mixers with constants that are no biases."""
+"""Offsets c_i of the mixers whose constant terms are not biases."""

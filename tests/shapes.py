@@ -1,7 +1,7 @@
-"""The checker behind zoo's shape and type annotations while the tests run: jaxtyping and beartype, with a memory.
+"""A cached checker of zoo's shape and type annotations for the tests: jaxtyping and beartype, once per call signature.
 
-Whether a call fits a signature follows from the types of its arguments and of its result, from the shapes and dtypes of
-their arrays and from numbers, not from what the arrays hold. Calls of one outline are checked once.
+Whether a call fits its annotations depends on the types of arguments and result, on shapes, dtypes and numbers, but
+not on the entries of arrays. `outline` collects these; calls with a known outline are not checked again.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from beartype import beartype
 
 _decorate = jaxtyping.jaxtyped
 _KINDS: dict[type, str] = {}
-"""How values of a type are outlined, as it is first met: this is asked a million times in a run."""
+"""Cache of `_how` by type: a test run asks a million times."""
 
 
 def install() -> None:
-    """Have every function and class of `zoo` checked that is imported from now on."""
+    """Check every function and class of `zoo` that is imported from now on."""
     jaxtyping.install_import_hook("zoo", f"{__name__}.checked")
-    jaxtyping.jaxtyped = jaxtyped  # the name that the hook writes above each of them
+    jaxtyping.jaxtyped = jaxtyped  # the import hook decorates functions with this name
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Beartype, except that `Self` passes: it is refused outside a decorated class, and functions come here singly."""
+    """Beartype, with `Self` read as Any: beartype allows `Self` only in decorated classes, and sees bare functions."""
     hints = function.__annotations__
     function.__annotations__ = {name: Any if hint is Self else hint for name, hint in hints.items()}
     return beartype(function)
 
 
 def jaxtyped(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
-    """jaxtyping's decorator, which a function remembers calls by; made at its first call, because most have none."""
+    """jaxtyping's decorator with a cache of outlines; applied at the first call, as most functions are never called."""
 
     def decorate(decorated: Any) -> Any:
         if not inspect.isfunction(decorated):
@@ -72,7 +72,7 @@ def jaxtyped(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 def outline(value: Any) -> Hashable:
-    """All of a value that an annotation can ask for; of a container, of what it holds."""
+    """Everything an annotation can check about a value: type, shape, dtype, number; recursive for containers."""
     kind = type(value)
     how = _KINDS.get(kind) or _KINDS.setdefault(kind, _how(kind))
     if how == "array":
@@ -97,7 +97,7 @@ def _how(kind: type) -> str:
 
 
 def _returning(outcome: list[Any], function: types.FunctionType) -> Callable[..., Any]:
-    """A function of the same signature that returns what lies in `outcome`, and takes it out."""
+    """A function with the same signature that pops its result off `outcome`."""
 
     def returning(*args: Any, **kwargs: Any) -> Any:
         return outcome.pop()

@@ -1,4 +1,4 @@
-"""The one table of tolerances. A test that needs a looser number has found something; it does not get its own."""
+"""Tolerances by dtype, for all comparisons. A test that needs a looser one has found a bug."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class Tolerance(TypedDict):
 TOLERANCES: dict[torch.dtype, Tolerance] = {
     torch.float64: {"rtol": 1e-9, "atol": 1e-11},
     torch.float32: {"rtol": 1e-4, "atol": 1e-5},
-    torch.bfloat16: {"rtol": 3e-2, "atol": 3e-2},  # 8 bits of mantissa: 2^-8 a rounding, a few of them in a row
+    torch.bfloat16: {"rtol": 3e-2, "atol": 3e-2},  # a few roundings in a row, 2^-8 each
 }
 
 
 def tolerance(dtype: torch.dtype) -> Tolerance:
-    """The table's line for `dtype`, as keywords for the `assert_close` of torch, NumPy and this file."""
+    """Keyword arguments rtol and atol for this dtype, as torch's and NumPy's comparisons accept them."""
     return TOLERANCES[dtype]
 
 
 def assert_close(actual: Tensor | Iterable[Tensor], expected: Tensor | np.ndarray | Iterable[Any]) -> None:
-    """Assert equal shapes and equal values, to the tolerance of `actual`'s dtype; of several tensors one by one.
+    """Assert equal shapes and close values, to the tolerance of `actual`'s dtype; several tensors are compared in turn.
 
-    `expected` may be a reference in another (wider) dtype, or a NumPy array; NaN equals nothing.
+    `expected` may be a tensor of a wider dtype or a NumPy array. NaN equals nothing.
     """
     if not isinstance(actual, Tensor):
         for one, other in zip(actual, expected, strict=True):

@@ -1,4 +1,7 @@
-"""Right modules as strangers write them, one per protocol and form of padding. Only marks come from `zoo`."""
+"""Correct third-party modules for the tests of `zoo.check`: one per streaming protocol and form of padding.
+
+From `zoo` they import only `coefficient`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from zoo.coefficient import coefficient
 
 
 class Recurrence(nn.Module):
-    """Short convolution, then h_t = a_t h_(t-1) + (1 - a_t) v_t; `stream`, and `attention_mask` for padding."""
+    """Short convolution, then h_t = a_t h_(t-1) + (1 - |a_t|) v_t. Has `stream`; padding by `attention_mask`."""
 
     def __init__(self, d_model: int, d_conv: int = 3, negative: bool = False, dropout: float = 0.1) -> None:
         super().__init__()
@@ -64,7 +67,7 @@ class Recurrence(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention with rotary positions, a cache as torch.nn.LSTM has states, and a `mask` for padding."""
+    """Causal attention with rotary positions; passes its cache as torch.nn.LSTM passes states; padding by `mask`."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -81,7 +84,7 @@ class Attention(nn.Module):
         allowed = torch.ones(x.shape[1], past + x.shape[1], dtype=torch.bool, device=x.device).tril(past)
         logits = (q @ k.mT / x.shape[2] ** 0.5).masked_fill(~allowed, -torch.inf)
         if mask is not None:
-            seen = mask[:, None, :] | torch.eye(x.shape[1], dtype=torch.bool, device=x.device)  # no row of -inf alone
+            seen = mask[:, None, :] | torch.eye(x.shape[1], dtype=torch.bool, device=x.device)  # no row is all -inf
             logits = logits.masked_fill(~seen, -torch.inf)
         y = self.out(logits.softmax(-1) @ v)
         return (y if mask is None else y * mask.unsqueeze(-1)), (k, v)
@@ -98,7 +101,7 @@ class Attention(nn.Module):
 
 
 class LongConv(nn.Module):
-    """A causal convolution as long as the sequence, by FFT."""
+    """Causal FFT convolution with a kernel as long as the sequence."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -116,7 +119,7 @@ class LongConv(nn.Module):
 
 
 class Routed(LongConv):
-    """The convolution, then one of two maps at each position: the likelier one, by a router in float32."""
+    """The convolution, then top-1 routing of each position to one of two linear maps, by a float32 router."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model)
@@ -129,7 +132,7 @@ class Routed(LongConv):
 
 
 class Stepper(nn.Module):
-    """A diagonal recurrence that decodes by `step`, a position at a time."""
+    """Diagonal recurrence that decodes with `step`, one position at a time."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -153,7 +156,7 @@ class Stepper(nn.Module):
 
 
 class Named(Stepper):
-    """Starts with a state of its own, which is a mapping."""
+    """`Stepper` with `init_state`, and a mapping as state."""
 
     def init_state(self, batch_size: int) -> dict[str, Tensor]:
         return {"h": torch.zeros(batch_size, len(self.rate), dtype=self.rate.dtype)}
@@ -164,7 +167,7 @@ class Named(Stepper):
 
 
 class Several(Stepper):
-    """Shifts tokens; returns three states as separate values, for inputs with an axis of positions."""
+    """`Stepper` with a token shift; `step` takes (batch, 1, d_model) and returns three states as separate values."""
 
     def step(self, x: Tensor, h: Tensor | None = None, n: Tensor | None = None, last: Tensor | None = None) -> Any:
         if x.ndim != 3:
@@ -177,7 +180,7 @@ class Several(Stepper):
 
 
 class Cached(nn.Module):
-    """Follows transformers: embeddings by keyword, and a cache, which calls write into."""
+    """Follows transformers: `inputs_embeds`, and a cache that is updated in place."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -200,7 +203,7 @@ class Cached(nn.Module):
 
 
 class Hiddens(nn.Module):
-    """Follows x-transformers: `return_hiddens` gives the state that `cache` takes."""
+    """Follows x-transformers: `return_hiddens` returns the state, `cache` passes it in."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -220,7 +223,7 @@ class Hiddens(nn.Module):
 
 
 class Packed(nn.Module):
-    """Takes sequences end to end in one row; `cu_seqlens` has their ends."""
+    """Takes packed sequences: one row, with boundaries in `cu_seqlens`."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -236,7 +239,7 @@ class Packed(nn.Module):
 
 
 class Bidirectional(nn.Module):
-    """The mean over the positions that count, beside each of them."""
+    """Adds to each position the mean over all unpadded ones; padding by `key_padding_mask`."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -251,7 +254,7 @@ class Bidirectional(nn.Module):
 
 
 class Ragged(nn.Module):
-    """Takes padding by `lengths`, also of a chunk."""
+    """Takes padding as `lengths`, in `forward` and in `stream`."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -269,7 +272,7 @@ class Ragged(nn.Module):
 
 
 class Marked(nn.Module):
-    """A gate, marked as a coefficient, times a value."""
+    """A gate, marked with `coefficient`, times a value."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -284,14 +287,14 @@ class Marked(nn.Module):
 
 @dataclass(slots=True)
 class Held:
-    """A state without a `__dict__`: the last inputs, and their number."""
+    """A state without `__dict__`: the last inputs, and the number of inputs so far."""
 
     last: deque[Tensor]
     n: int
 
 
 class Window(nn.Module):
-    """The sum of three inputs through a map, over their number; its state is an object with a queue."""
+    """A linear map of the sum of the last three inputs, over their number; its state is an object with a deque."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -311,7 +314,7 @@ class Window(nn.Module):
 
 
 class Complex(nn.Module):
-    """A complex diagonal recurrence, of inputs that are turned by a table of angles."""
+    """Complex diagonal recurrence over inputs that a buffer of phases rotates."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -347,4 +350,4 @@ PROTOCOLS: dict[type[nn.Module], str] = {
     Complex: "stream(x, state)",
     Window: "stream(x, state)",
 }
-"""Right modules, and the protocol that the checks should find."""
+"""{module: the protocol that the checks should detect}."""

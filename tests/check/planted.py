@@ -1,7 +1,7 @@
-"""Errors planted into right modules, many of them taken from real threads; each is seen by one property.
+"""Bugs planted into the modules of `tests.check.modules`, many from real issue threads; one property detects each.
 
-A line for a new property: what is wrong, the property that must see it, class and method, and the wrong method, which
-gets the right one first, then its arguments.
+A new property needs an entry in `ERRORS`: the bug, the property that must detect it, class and method, and a
+replacement for the method. The replacement is called with the original method, then with its arguments.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests import raising
 from tests.check.modules import Attention, Bidirectional, LongConv, Marked, Packed, Ragged, Recurrence, Several, Stepper
 from zoo.check.calls import LONG
 
 
 class Planted(NamedTuple):
-    what: str
+    bug: str
     seen_by: str
     owner: Any
     method: str
@@ -34,7 +35,7 @@ class Planted(NamedTuple):
     def plant(self, patch: pytest.MonkeyPatch) -> None:
         right = getattr(self.owner, self.method)
 
-        @functools.wraps(right)  # with its signature, by which protocols are found
+        @functools.wraps(right)  # protocols are detected by signature
         def replaced(*args: Any, **options: Any) -> Any:
             return self.wrong(right, *args, **options)
 
@@ -72,7 +73,7 @@ def refuses_long_chunks(right: Any, self: Any, a: Tensor, v: Tensor, h: Tensor) 
 
 
 def adds_little(right: Any, self: Any, x: Tensor, state: Any, mask: Any) -> Any:
-    """As a fresh Mamba with small steps: the contribution of the state is far below the tolerance of the outputs."""
+    """Like a fresh Mamba with small steps: the state contributes far less than the tolerance of the outputs."""
     y, after = right(self, x, self.start(x) if x.shape[1] > 1 else state, mask)
     return 3e-5 * y + x, after
 
@@ -100,7 +101,7 @@ def leaks_a_gradient(right: Any, self: Any, x: Tensor, key_padding_mask: Any = N
 
 
 def built_with(**attributes: Callable[[Any], Any]) -> Any:
-    """A constructor that sets further attributes, made of the module."""
+    """A constructor that also sets these attributes, each computed from the module."""
 
     def wrong(right: Any, self: Any, d_model: int) -> None:
         right(self, d_model)
@@ -135,17 +136,13 @@ def divides_by_decays(right: Any, self: Any, a: Tensor, v: Tensor, h: Tensor) ->
     return y, y[:, -1]
 
 
-def refuse(*_: Any) -> Any:
-    raise RuntimeError("no code for this")
-
-
 def program(of: Callable[..., Any]) -> Any:
-    """A stand-in of torch.export.export, whose program is `of(module, example)`."""
+    """A replacement of torch.export.export that returns `of(module, example)` as its program."""
     return lambda right, module, examples: SimpleNamespace(module=lambda: of(module, *examples))
 
 
 class Halved(torch.autograd.Function):
-    """The identity, whose hand-written backward forgets what comes from later chunks."""
+    """The identity, with a hand-written backward that drops the gradient from later chunks."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor) -> Tensor:
@@ -175,7 +172,7 @@ def sums_in_bfloat16(right: Any, self: Any, a: Tensor, v: Tensor, h: Tensor) -> 
 def sums_in_its_dtype(right: Any, self: Any, a: Tensor, v: Tensor, h: Tensor) -> Any:
     outputs = []
     for new in v.unbind(1):
-        h = h.to(v) + 0.1 * new.abs()  # soon too little to be added to so much
+        h = h.to(v) + 0.1 * new.abs()  # in bfloat16 the sum soon stops growing
         outputs.append(h)
     return torch.stack(outputs, dim=1), h
 
@@ -431,10 +428,10 @@ ERRORS = [
     Planted("value that is not affine", "operator", Marked, "values", lambda f, self, x: f(self, x).tanh()),
     Planted("other numbers", "compiles", torch, "compile", lambda f, code, **_: lambda x: 1.01 * code(x)),
     Planted("other gradient", "compiles", torch, "compile", lambda f, code, **_: lambda x: code(x) + x - x.detach()),
-    Planted("no code", "compiles", torch, "compile", lambda f, code, **_: refuse),
+    Planted("no code", "compiles", torch, "compile", lambda f, code, **_: raising(RuntimeError("no code for this"))),
     Planted("constant", "exports", torch.export, "export", program(lambda module, x: lambda _: module(x))),
 ]
 
 
-def named(what: str) -> Planted:
-    return next(error for error in ERRORS if error.what == what)
+def named(bug: str) -> Planted:
+    return next(error for error in ERRORS if error.bug == bug)

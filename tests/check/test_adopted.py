@@ -1,4 +1,4 @@
-"""Mixers of one's own: plain modules as mixers, names for them, and what a hybrid or a backbone makes of them."""
+"""Users' own modules as mixers: by `package:Class` or registered, in hybrids and backbones, streamed, saved."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from zoo.registry import MIXERS, mixer_class
 
 
 class Mean(nn.Module):
-    """The mean so far of a linear map."""
+    """The running mean of a linear map."""
 
     def __init__(self, width: int, gain: float = 1.0, *, fails: bool = False, gives: int | None = None) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Mean(nn.Module):
 
 
 class Later(nn.Module):
-    """An option before d_model; `lengths` without a default, and parameters whose shapes the input decides."""
+    """An option before d_model, `lengths` without a default, and lazy parameters."""
 
     def __init__(self, scale: float, d_model: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Later(nn.Module):
 
 
 class NoRows(nn.LSTM):
-    """A state whose rows are not apart from its channels."""
+    """Its state is one flat tensor without a batch axis."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model, d_model, batch_first=True)
@@ -96,7 +96,7 @@ def test_a_plain_module_is_a_mixer() -> None:
 
 
 class Short(Stepper):
-    """Learned positions, of which there are few."""
+    """A table of `most` learned positions, so longer sequences raise an error."""
 
     def __init__(self, d_model: int, most: int) -> None:
         super().__init__(d_model)
@@ -112,7 +112,7 @@ class Short(Stepper):
 
 
 @pytest.mark.parametrize("most", [64, 40, 12])
-def test_a_module_that_takes_few_positions_is_a_mixer(most: int) -> None:
+def test_a_module_with_few_positions_is_a_mixer(most: int) -> None:
     mixer, x = zoo.create_mixer(f"{__name__}:Short", 8, most=most).eval(), torch.randn(2, most, 8)
     first, state = mixer.stream(x[:, :5])
     torch.testing.assert_close(torch.cat((first, mixer.stream(x[:, 5:], state)[0]), 1), mixer(x))
@@ -133,7 +133,7 @@ class StartsAtZero(nn.Module):
         return self.map(x)
 
 
-def test_a_module_that_draws_its_submodules_otherwise_is_reset_last() -> None:
+def test_reset_parameters_keeps_a_modules_own_initialisation_of_submodules() -> None:
     mixer = zoo.create_mixer(f"{__name__}:StartsAtZero", 8)
     before = mixer.module.map.bias.clone()
     mixer.reset_parameters()
@@ -141,7 +141,7 @@ def test_a_module_that_draws_its_submodules_otherwise_is_reset_last() -> None:
     assert not torch.equal(mixer.module.map.bias, before)
 
 
-def test_what_needs_a_stream_says_so() -> None:
+def test_without_a_stream_generation_is_refused_and_state_sizes_are_unknown() -> None:
     model = zoo.Backbone({"name": "hybrid", "pattern": [MEAN, "attention"]}, 8, vocab_size=5, n_outputs=5).eval()
     assert model.state_bytes(7) is None
     assert model.layers.predicted_rank(7) is None
@@ -158,7 +158,7 @@ def test_what_needs_a_stream_says_so() -> None:
 
 
 class Closed(Recurrence):
-    """An output that is zero at the start of training, as of a closed gate."""
+    """Its output is zero at initialisation, as with a closed gate."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model)
@@ -180,7 +180,7 @@ STREAMING: dict[str, tuple[dict[str, Any], int]] = {
     f"{MODULES}:Complex": ({}, 2 * 8),
     f"{MODULES}:Window": ({}, 3 * 8),
 }
-"""Modules with protocols of their own, their options, and the numbers of their states after nine positions."""
+"""{module with its own streaming protocol: (options, numbers in its state after nine positions)}."""
 
 
 @pytest.mark.parametrize("name", STREAMING)
@@ -212,12 +212,12 @@ def test_gradients_pass_through_the_states_of_a_module(generator: torch.Generato
         return torch.autograd.grad(total, mixer.module.rate)[0]
 
     torch.testing.assert_close(gradient(False, 2, 3, 1), gradient(False, 6))
-    twice = [gradient(True, *sizes) for sizes in ((2, 4), (2, 3, 1))]  # the first state is read again, the second kept
+    twice = [gradient(True, *sizes) for sizes in ((2, 4), (2, 3, 1))]
     assert not torch.allclose(twice[0], gradient(False, 6))
     assert not torch.allclose(twice[1], twice[0])
 
 
-def test_a_module_that_is_wrong_by_several_positions_streams_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_with_wrong_chunks_streams_position_by_position(monkeypatch: pytest.MonkeyPatch) -> None:
     planted.named("chunk starts from an empty state").plant(monkeypatch)
     mixer, x = zoo.create_mixer(f"{MODULES}:Recurrence", 8).eval(), torch.randn(2, 9, 8)
     first, state = mixer.stream(x[:, :4])
@@ -233,12 +233,12 @@ def test_a_module_that_is_wrong_by_several_positions_streams_one_by_one(monkeypa
         ("", f"{__name__}:NoRows", r"its state has a tensor \(48,\) without a batch axis"),
     ],
 )
-def test_a_module_whose_chunks_are_wrong_is_read_whole(
+def test_a_module_that_cannot_stream_correctly_reads_whole_sequences_only(
     error: str, name: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if error == "positions start anew":
         planted.named(error).plant(monkeypatch)
-    elif error == "faint memory":  # the largest part of the output hides it in float32
+    elif error == "faint memory":  # in float32 the large term hides the state's contribution
         forward, step = Stepper.forward, Stepper.step
         monkeypatch.setattr(Stepper, "forward", lambda self, x: 1e5 * x + forward(self, x))
         monkeypatch.setattr(Stepper, "step", lambda self, x, state=None: (1e5 * x + step(self, x)[0], step(self, x)[1]))
@@ -249,13 +249,13 @@ def test_a_module_whose_chunks_are_wrong_is_read_whole(
         mixer.stream(x, mixer.stream(x)[1])
 
 
-def test_rows_of_several_lengths_are_not_continued() -> None:
+def test_a_stream_with_rows_of_different_lengths_cannot_be_continued() -> None:
     mixer, x = zoo.create_mixer("torch.nn:GRU", 8, hidden_size=8, batch_first=True), torch.randn(2, 5, 8)
     with pytest.raises(ValueError, match=r"nn\.GRU maps whole sequences only \(these had rows of different lengths\)"):
         mixer.stream(x, mixer.stream(x, lengths=torch.tensor([5, 3]))[1])
 
 
-def test_d_model_goes_to_its_parameter_and_lengths_to_a_module_that_takes_them() -> None:
+def test_d_model_and_lengths_are_passed_by_parameter_name() -> None:
     name, x = f"{__name__}:Later", torch.ones(2, 4, 8)
     with torch.device("meta"):
         assert [p.shape for p in zoo.create_mixer(name, 8, scale=3.0).parameters()] == [(8, 8)]
@@ -265,7 +265,7 @@ def test_d_model_goes_to_its_parameter_and_lengths_to_a_module_that_takes_them()
     check(Later, d_model=8, options={"scale": 3.0}, only=["causality", "inputs_unchanged"]).raise_if_failed()
 
 
-def test_a_checkpoint_that_may_name_no_class_imports_none(tmp_path: Path) -> None:
+def test_loading_a_checkpoint_imports_only_allowed_classes(tmp_path: Path) -> None:
     model = zoo.Backbone({"name": "hybrid", "pattern": [MEAN, "attention"]}, 8, vocab_size=5, n_outputs=5)
     zoo.save(model, tmp_path / "model.ckpt")
     with pytest.raises(
@@ -273,7 +273,7 @@ def test_a_checkpoint_that_may_name_no_class_imports_none(tmp_path: Path) -> Non
     ):
         zoo.load(tmp_path / "model.ckpt", allow=[])
     with pytest.raises(ValueError, match=r"is not registered here"):
-        zoo.load(tmp_path / "model.ckpt")  # a file that is in no run's folder
+        zoo.load(tmp_path / "model.ckpt")  # the file is outside any run's folder
     for allow in ([MEAN], [f"{__file__}:Mean", MEAN]):
         assert torch.equal(zoo.load(tmp_path / "model.ckpt", allow=allow).norm.weight, model.norm.weight)
 
@@ -287,7 +287,7 @@ class Activated(nn.Linear):
         return self.act(super().forward(x))
 
 
-def test_a_file_holds_no_option_that_is_an_object(tmp_path: Path) -> None:
+def test_saving_a_mixer_with_an_object_as_option_is_refused(tmp_path: Path) -> None:
     name, path, x = f"{__name__}:Activated", tmp_path / "mixer.safetensors", torch.randn(2, 5, 8)
     mixer = zoo.create_mixer(name, 8)
     zoo.save(mixer, path)
@@ -313,7 +313,7 @@ def test_a_file_holds_no_option_that_is_an_object(tmp_path: Path) -> None:
         ("collections:OrderedDict", {}, "is the class OrderedDict"),
     ],
 )
-def test_what_is_no_mixer_is_said_on_one_line(name: str, options: dict[str, Any], message: str) -> None:
+def test_an_unusable_class_is_a_one_line_error(name: str, options: dict[str, Any], message: str) -> None:
     with refused(message):
         zoo.create_mixer(name, 8, **options)
 
@@ -347,7 +347,7 @@ def test_a_registered_name_is_a_mixer_like_any_other(registry: Any) -> None:
         zoo.register("three", int)
 
 
-def test_entry_points_are_found_when_a_name_is_not_built_in(
+def test_entry_points_add_mixers_but_cannot_replace_built_in_ones(
     registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, "other", **{"zoo.mixers": {"theirs": MEAN, "lstm": "other:LSTM", "mine": "absent:Thing"}})
@@ -407,14 +407,14 @@ class Wide(nn.Module):
 
 
 class Bare(nn.Module):
-    """A class without a constructor of its own."""
+    """A class without a constructor."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.cumsum(1)
 
 
 @pytest.mark.parametrize("cls", [Configurable, Wide, Bare, nn.Identity])
-def test_a_width_of_any_usual_name_is_found(cls: type[nn.Module]) -> None:
+def test_d_model_finds_the_usual_names_of_the_width(cls: type[nn.Module]) -> None:
     check(cls, d_model=8, only=["causality"]).raise_if_failed()
     name = f"{cls.__module__}:{cls.__name__}"
     assert zoo.create_mixer(name, 8)(torch.ones(1, 3, 8)).shape == (1, 3, 8)
@@ -424,7 +424,7 @@ def test_a_width_of_any_usual_name_is_found(cls: type[nn.Module]) -> None:
             zoo.create_mixer(name, 8, dim=4)
 
 
-def test_a_class_that_takes_an_unknown_configuration_says_how_to_build_it() -> None:
+def test_a_class_with_an_untyped_config_is_refused_with_advice() -> None:
     for call in (lambda: zoo.create_mixer(f"{__name__}:Unknown", 8), lambda: check(Unknown, d_model=8)):
         with pytest.raises(ValueError, match=r"it needs a config: write a class that builds it, such as class Mine"):
             call()

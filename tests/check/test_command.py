@@ -1,4 +1,4 @@
-"""The verb `zoo check`: what it prints and writes, its exit status, what it refuses in one line."""
+"""The command `zoo check`: its output and files, its exit status, its one-line errors."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def test_a_registered_mixer(capsys: pytest.CaptureFixture[str]) -> None:
     assert "stream(x, state)" in out
 
 
-def test_a_class_that_can_be_imported_and_a_module_of_a_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_importable_class_and_a_module_in_a_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "torch.nn:GRU", *FAST, "--option", "hidden_size=8", "--option", "batch_first=true"]) == 0
     assert "3 passed" in capsys.readouterr().out
     assert main(["check", f"{file}:module", *FAST]) == 0
 
 
-def test_a_failure_is_told_with_its_command_and_status_1(
+def test_a_failure_shows_the_command_that_reproduces_it_and_exits_with_1(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written = tmp_path / "found.json"
@@ -65,10 +65,8 @@ def test_a_failure_is_told_with_its_command_and_status_1(
     assert "no gradient for dead" in found["parameters_trained"]["detail"]
 
 
-def test_an_adapter_of_a_file_teaches_a_protocol(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The one that the help shows."""
+def test_an_adapter_from_a_file_adds_a_protocol(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The adapter is the example in the --help."""
     adapter = tmp_path / "adapter.py"
     adapter.write_text(EXAMPLE)
     assert len(EXAMPLE.strip().splitlines()) <= 12
@@ -103,7 +101,7 @@ def test_an_adapter_of_a_file_teaches_a_protocol(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_followed_is_said_in_one_line(
+def test_wrong_arguments_are_one_line_errors(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["check", *arguments]) == 2
@@ -113,7 +111,7 @@ def test_what_cannot_be_followed_is_said_in_one_line(
     assert captured.out == ""
 
 
-def test_the_command_writes_a_page(tmp_path: Path) -> None:
+def test_html_writes_a_page_with_plots(tmp_path: Path) -> None:
     file = tmp_path / "found.html"
     assert main(["check", "linear_attention", "--only", "rank", "--d_model", "8", "--html", str(file)]) == 0
     assert file.read_text().count("data:image/png") == 1
@@ -125,6 +123,6 @@ def test_the_help_needs_no_torch_and_shows_an_adapter() -> None:
         "from zoo.__main__ import main\n"
         "try:\n    main(['check', '--help'])\nexcept SystemExit as done:\n    assert done.code == 0"
     )
-    said = python("-c", code).stdout
-    assert "class MyAdapter(Adapter):" in said
-    assert "past_key_values" in said
+    text = python("-c", code).stdout
+    assert "class MyAdapter(Adapter):" in text
+    assert "past_key_values" in text

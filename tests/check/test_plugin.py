@@ -1,4 +1,4 @@
-"""The pytest plugin and the action: a small package is checked from its own folder."""
+"""The pytest plugin and the GitHub action of `zoo check`, run in the folder of a small package."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WRONG = RIGHT + "\n    def forward(self, x):\n        return super().forward(x) 
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A package of two mixers, one of which looks ahead."""
+    """A package with a causal mixer and one that looks ahead."""
     folder = tmp_path / "small"
     folder.mkdir()
     (folder / "__init__.py").write_text("")
@@ -46,7 +46,7 @@ def test_a_package_is_checked_by_its_own_pytest(package: Path) -> None:
     done = run(package, *pytest_of, *both)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "small.wrong:Mixer: causality" in done.stdout
-    assert "zoo check small.wrong:Mixer --only causality --d_model 16\n" in done.stdout  # how to see it again
+    assert "zoo check small.wrong:Mixer --only causality --d_model 16\n" in done.stdout  # the command to reproduce it
     assert "small.right" not in done.stdout
     options = ("--zoo-check-d-model", "8", "--zoo-check-option", "bias=false", "-k", "causality")
     assert run(package, *pytest_of, "--zoo-check", "small.right:Mixer", *options).returncode == 0

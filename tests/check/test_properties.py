@@ -1,4 +1,4 @@
-"""Right modules pass in every property; each planted error is seen by its property; answers of special cases."""
+"""Properties of `zoo check`: correct modules pass all of them, each planted bug fails its own; special cases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ D_MODEL = 8
 FAST = [each.name for each in properties() if not each.slow]
 SLOW = [each.name for each in properties() if each.slow]
 DIFFERENT = (Recurrence, Attention, Stepper, Cached, Ragged, Bidirectional)
-"""Between them they have every way of streaming and most of padding; the others are slow."""
+"""Modules of the default run. They cover every streaming protocol and most forms of padding; the others are slow."""
 
 
 def find(make: Any, name: str, **setting: Any) -> Finding:
@@ -35,7 +35,7 @@ def test_a_right_module_passes(module: type[nn.Module]) -> None:
     assert report.setting["protocol"] == PROTOCOLS[module]
     streams = report.setting["protocol"] != "forward alone"
     assert verdicts["one_by_one"] == ("passed" if streams else "not_applicable")
-    # Later chunks write into a cache of transformers, which autograd refuses.
+    # Later chunks update a transformers cache in place, which autograd rejects.
     assert verdicts["stream_gradients"] == ("passed" if streams and module is not Cached else "not_applicable")
 
 
@@ -46,7 +46,7 @@ def test_a_right_module_passes_the_slow_ones(module: type[nn.Module]) -> None:
     check(module, d_model=D_MODEL, only=SLOW, options=options).raise_if_failed()
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: f"{error.seen_by}: {error.what}")
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: f"{error.seen_by}: {error.bug}")
 def test_a_planted_error_is_seen_by_its_property(error: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     error.plant(monkeypatch)
     finding = find(error.module, error.seen_by, looks_ahead=error.module is Bidirectional, thorough=True)
@@ -56,7 +56,7 @@ def test_a_planted_error_is_seen_by_its_property(error: Planted, monkeypatch: py
 
 
 class Best(nn.Module):
-    """Causal attention to the four best positions."""
+    """Causal attention to the four positions with the largest logits."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -74,14 +74,14 @@ class Best(nn.Module):
     ("make", "seed", "name"),
     [*((Best, 1, name) for name in ("float32", "bfloat16", "autocast")), slow("moba", 0, "autocast")],
 )
-def test_a_hard_choice_is_no_lack_of_precision(make: Any, seed: int, name: str) -> None:
-    # moba has a choice in long sequences only, of more blocks than it reads.
+def test_rounding_may_change_a_top_k_choice(make: Any, seed: int, name: str) -> None:
+    # moba selects only in long sequences, which have more blocks than it reads.
     finding = check(make, d_model=16, seed=seed, only=[name]).findings[0]
     assert finding.verdict == "passed", finding.detail
 
 
 class Routed(nn.Module):
-    """A cumulative sum and the best of four experts, whose share of one has no gradient."""
+    """A cumulative sum and the best of four experts, with a weight that is always 1 and has zero gradient."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Routed(nn.Module):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_rounding_in_the_place_of_a_gradient_of_zero_is_no_lost_gradient(seed: int) -> None:
+def test_rounding_of_a_zero_gradient_is_not_reported_as_a_lost_gradient(seed: int) -> None:
     (finding,) = check(Routed, d_model=16, seed=seed, only=["stream_gradients"]).findings
     assert finding.verdict == "passed", finding.detail
 
@@ -109,7 +109,7 @@ def test_every_property_has_a_planted_error() -> None:
 
 
 class Changed(LongConv):
-    """Knows only float32 and 100 positions, and cannot be copied."""
+    """Accepts only float32 and at most 100 positions, and cannot be copied."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype == torch.float64:
@@ -156,7 +156,7 @@ class Options(nn.Module):
 
 
 class Picky(Options):
-    """Refuses one value when it is built, and another when it is called."""
+    """Rejects a value of `scale` in its constructor, and of `base` in `forward`."""
 
     def __init__(self, d_model: int, scale: float = 1.0, base: int = 3) -> None:
         if scale > 1:
@@ -192,7 +192,7 @@ class RightOnly(Recurrence):
 
 
 class FFTInFloat32(LongConv):
-    """A convolution in float32, as most have it, beside its input in any dtype; one channel adds up all positions."""
+    """A residual float32 convolution for inputs of any dtype; its first channel sums all positions."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__(d_model)
@@ -203,20 +203,20 @@ class FFTInFloat32(LongConv):
 
 
 class Branching(LongConv):
-    """It takes one of two ways by its input's numbers."""
+    """Branches on the values of its input, which cannot be exported."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if x.sum() < 1e9 else x
 
 
 class Untold(nn.Module):
-    """Its forward tells no arguments, as those of torch.jit."""
+    """Its forward has no Python signature, as in torch.jit."""
 
     forward = torch.tanh
 
 
 class LossBeside(LongConv):
-    """Returns a loss beside the outputs, and takes padding by a mask: the second argument, but no state."""
+    """Returns (outputs, loss); its second argument is a mask, not a state."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         y = super().forward(x if mask is None else x * mask.unsqueeze(-1))
@@ -229,14 +229,14 @@ class ScaledLoss(LossBeside):
 
 
 class StepAlone(Stepper):
-    """Its step returns no state."""
+    """Its `step` returns no state."""
 
     def step(self, x: Tensor, state: Any = None) -> Any:
         return super().step(x, state)[0]
 
 
 @pytest.mark.parametrize(
-    ("make", "name", "verdict", "said"),
+    ("make", "name", "verdict", "detail"),
     [
         (Changed, "float32", "passed", "is not smooth"),
         (Changed, "one_by_one", "not_applicable", "an adapter of ten lines"),
@@ -274,13 +274,13 @@ class StepAlone(Stepper):
     ],
 )
 @pytest.mark.usefixtures("unchecked_shapes")
-def test_the_answer_of_a_property(make: Any, name: str, verdict: str, said: str) -> None:
+def test_verdict_and_detail_of_special_cases(make: Any, name: str, verdict: str, detail: str) -> None:
     finding = find(make, name)
-    assert (finding.verdict, said in finding.detail) == (verdict, True), finding.detail
+    assert (finding.verdict, detail in finding.detail) == (verdict, True), finding.detail
 
 
 class Few(Stepper):
-    """Takes 16 positions at most, or multiples of 16."""
+    """Accepts at most 16 positions, or only multiples of 16."""
 
     def __init__(self, d_model: int, most: bool, scale: float = 1.0) -> None:
         super().__init__(d_model)
@@ -298,7 +298,7 @@ class Few(Stepper):
 
 @pytest.mark.parametrize("most", [True, False])
 @pytest.mark.usefixtures("unchecked_shapes")
-def test_a_refused_length_fails_by_itself(most: bool) -> None:
+def test_a_module_that_rejects_lengths_fails_only_the_property_lengths(most: bool) -> None:
     names = ("lengths", "float64", "float32", "bfloat16", "autocast", "large_inputs", "tiny_inputs", "options_matter")
     only = [*names, "compiles", "exports"]
     report = check(Few, d_model=D_MODEL, seq_len=16, options={"most": most}, only=only)
@@ -306,12 +306,12 @@ def test_a_refused_length_fails_by_itself(most: bool) -> None:
 
 
 @pytest.mark.parametrize("d_model", [8, 64])
-def test_the_roundoff_of_an_fft_is_no_leak(d_model: int) -> None:
+def test_roundoff_of_an_fft_is_not_reported_as_a_leak(d_model: int) -> None:
     check(FFTInFloat32, d_model=d_model, only=["causality"]).raise_if_failed()
 
 
 @pytest.mark.parametrize("graphs", ["one graph", "several graphs"])
-def test_a_graph_may_break(graphs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_break_passes_compiles(graphs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def compiled(function: Any, *, backend: str, fullgraph: bool = False) -> Any:
         return (lambda x: 1 / 0) if fullgraph and graphs == "several graphs" else function
 
@@ -338,7 +338,7 @@ def test_a_model_of_transformers_streams(name: str, protocol: str) -> None:
     config = getattr(transformers, f"{name}Config")(hidden_size=8, num_hidden_layers=1, vocab_size=8, **heads)
     report = check(lambda: getattr(transformers, f"{name}Model")(config), d_model=8, only=["chunked", "one_by_one"])
     assert report.setting["protocol"] == f"{protocol} (transformers)"
-    # Several positions after a cache start Mamba's scan from zero: a known error of the package.
+    # Given several positions and a cache, Mamba restarts its scan from zero: a known bug of transformers.
     assert [each.property for each in report.failed] == (["chunked"] if name == "Mamba" else [])
 
 

@@ -1,4 +1,4 @@
-"""`zoo.check.check`: what it takes and refuses; the report as plain data, as text and as a page."""
+"""`zoo.check.check`: its targets and errors; the report as JSON, text and HTML."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Unused(Recurrence):
         self.unused = nn.Parameter(torch.ones(3))
 
 
-def test_a_module_is_copied_and_nothing_is_drawn_from_the_global_generator() -> None:
+def test_a_check_leaves_the_module_and_the_global_generator_unchanged() -> None:
     module, drawn = Recurrence(8).train(), torch.get_rng_state()
     before = {name: p.clone() for name, p in module.state_dict().items()}
     check(module, d_model=8, only=["deep_copy", "state_dict", "bfloat16", "eval_without_dropout", "no_global_draws"])
@@ -118,7 +118,7 @@ def test_properties_parametrise_a_test(each: Any) -> None:
     ],
 )
 @pytest.mark.usefixtures("unchecked_shapes")
-def test_what_cannot_be_checked_is_refused(target: Any, setting: dict[str, Any], words: str) -> None:
+def test_targets_that_cannot_be_checked_are_refused(target: Any, setting: dict[str, Any], words: str) -> None:
     with refused(re.escape(words)):
         check(target, **{"d_model": 8} | setting)
 
@@ -135,7 +135,7 @@ def test_a_page_holds_findings_plots_and_commands_and_needs_no_network() -> None
     assert text.count('class="failed"') == 1
 
 
-def test_a_reason_is_given_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_properties_with_the_same_reason_share_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     report = Report(
         "name", {}, tuple(Finding(name, "not_applicable", "no state") for name in ("chunked", "one_by_one"))
     )

@@ -1,4 +1,4 @@
-"""The three modes of `coefficient`."""
+"""`coefficient` passes its input through, records it, or replays a recorded one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_modes_do_not_nest(outer: str, inner: str) -> None:
         pass
 
 
-def test_a_replay_that_asks_for_other_coefficients_is_refused() -> None:
+def test_replaying_other_numbers_or_shapes_of_coefficients_is_refused() -> None:
     with recording() as tape:
         coefficient(torch.ones(2))
     with replaying(tape):
@@ -61,7 +61,7 @@ def test_a_replay_that_asks_for_other_coefficients_is_refused() -> None:
         coefficient(torch.ones(3))
 
 
-def test_an_error_inside_leaves_no_mode_behind() -> None:
+def test_an_error_inside_ends_the_mode() -> None:
     def interrupted(t: Tensor) -> None:
         coefficient(t)
         raise InterruptedError

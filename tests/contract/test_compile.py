@@ -1,4 +1,4 @@
-"""Compiled code agrees with eager code: one graph, forward and backward, in float64."""
+"""Compiled, exported and traced mixers agree with eager ones in float64, gradients included."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def _fresh_compiler() -> Iterator[None]:
 
 
 def assert_agrees(compiled: nn.Module, eager: nn.Module, *inputs: Tensor) -> None:
-    """Same outputs, and same gradients for the first input where it takes any, and for every parameter."""
-    of = [t for t in inputs[:1] if t.requires_grad] + trained_by_outputs(eager)
+    """Assert equal outputs, and equal gradients of the parameters and of the first input if it requires one."""
+    leaves = [t for t in inputs[:1] if t.requires_grad] + trained_by_outputs(eager)
     actual, expected = compiled(*inputs), eager(*inputs)
     assert_close(actual, expected)
-    assert_close(*(torch.autograd.grad(y.square().sum(), of) for y in (actual, expected)))
+    assert_close(*(torch.autograd.grad(y.square().sum(), leaves) for y in (actual, expected)))
 
 
 @pytest.mark.slow
@@ -79,10 +79,10 @@ def test_a_backbone_agrees_with_eager(generator: torch.Generator) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rg_lru", "gated_delta_net", "ssd"])
-def test_one_compiled_program_takes_sequences_of_many_lengths(name: str, generator: torch.Generator) -> None:
+def test_a_new_sequence_length_does_not_recompile(name: str, generator: torch.Generator) -> None:
     mixer, counter = Case(name, {}).create(generator), CompileCounter()
     compiled = torch.compile(mixer, backend=counter, dynamic=True)
-    for seq_len in (65, 66, 100, 127):  # a whole number of chunks is copied nowhere, which is another program
+    for seq_len in (65, 66, 100, 127):  # a whole number of chunks needs no padding, hence another program
         x = draw(1, seq_len, D_MODEL, generator=generator)
         assert_close(compiled(x), mixer(x))
     assert counter.frame_count == 1
@@ -90,7 +90,7 @@ def test_one_compiled_program_takes_sequences_of_many_lengths(name: str, generat
 
 @pytest.mark.slow
 def test_recording_after_compilation_is_seen(generator: torch.Generator) -> None:
-    """The mode of `coefficient` is guarded on: code compiled outside a mode does not run inside one."""
+    """Dynamo guards on the mode of `coefficient`: code compiled without recording does not run while recording."""
     mixer, x = Case("attention", {}).create(generator), draw(2, 5, D_MODEL, generator=generator)
     compiled = torch.compile(mixer, backend="eager")
     with torch.no_grad():
@@ -102,13 +102,13 @@ def test_recording_after_compilation_is_seen(generator: torch.Generator) -> None
 
 
 class Shapes(torch.fx.Interpreter):
-    """Run a program; every tensor has the shape that was recorded for its example."""
+    """Run an exported program and assert that every tensor has the shape recorded in the program."""
 
     def run_node(self, n: torch.fx.Node) -> Any:
         found = super().run_node(n)
-        for real, told in zip(tree_leaves(found), tree_leaves(n.meta.get("val")), strict=True):
-            if isinstance(told, Tensor):
-                sizes = (size.node.hint if isinstance(size, torch.SymInt) else size for size in told.shape)
+        for real, recorded in zip(tree_leaves(found), tree_leaves(n.meta.get("val")), strict=True):
+            if isinstance(recorded, Tensor):
+                sizes = (size.node.hint if isinstance(size, torch.SymInt) else size for size in recorded.shape)
                 assert real.shape == torch.Size(sizes), n.target
         return found
 
@@ -146,7 +146,7 @@ def test_an_exported_program_takes_batches_of_any_size(
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # sizes become constants: a trace is of its own shapes
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # a trace has constant sizes
 @cases(variants=False, by_default=KINDS)
 def test_a_trace_agrees_with_eager_at_its_own_shape(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)

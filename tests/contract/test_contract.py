@@ -1,4 +1,7 @@
-"""The contract, property by property, for every registered mixer: float64 and the table's tolerance unless said."""
+"""The contract of `SequenceMixer`, for every registered mixer: references, gradients, padding, states, errors.
+
+Tests use float64 and the tolerance of tests/tolerances.py unless noted.
+"""
 
 from __future__ import annotations
 
@@ -57,23 +60,23 @@ HELD = (
     "causality rows_independent inputs_unchanged chunked one_by_one stream_gradients states_unchanged "
     "parameters_trained deep_copy state_dict float32 bfloat16 operator"
 )
-"""Properties of `zoo.check`; the tests below ask more about padding, lengths and compilers."""
+"""Properties of `zoo.check` that every mixer must pass; tests below cover padding, lengths and more."""
 OF_EACH_KIND = (
     *("causality", "rows_independent"),
     *("inputs_unchanged", "one_by_one", "float32", "deep_copy", "state_dict"),
 )
-"""Two properties of the reference, which each mixer equals (it is causal and sees one row), and those of the base
-class: the default run asks one mixer for each kind of state."""
+"""Properties that the default run checks for one mixer per kind of state. The first two follow from agreement with the
+reference, which is causal and sees one row; the others belong to the base class."""
 HELD_BY_DEFAULTS = ("deterministic", "no_global_draws", "eval_without_dropout", "lengths", "tiny_inputs", "pickled")
 
 
 def rounds_alike(case: Case) -> bool:
-    """Whether reduced precision changes no choice between blocks."""
+    """Whether the case selects the same positions in reduced precision."""
     return case.name not in CHOOSING or not case.options
 
 
 def held() -> list[Any]:
-    """Cases and properties. By default variants are compared with the reference, and in chunks with padding alone."""
+    """Pairs of case and property. Variants are slow here: by default only the reference and padding test them."""
     pairs = [(case, each) for each in properties(*HELD.split()) for case in (*DEFAULTS, *some_variants(each.name))]
     pairs = [pair for pair in pairs if pair[1].name != "bfloat16" or rounds_alike(pair[0])]
     pairs += [(case, each) for case in DEFAULTS for each in properties(*HELD_BY_DEFAULTS)]
@@ -90,11 +93,11 @@ def held() -> list[Any]:
 
 
 def gradients(y: Tensor, weights: Tensor, x: Tensor, module: nn.Module) -> list[Tensor]:
-    """Gradients of sum(weights * y) for the input and for every parameter; one that y does not use raises."""
+    """Gradients of sum(weights * y) for the input and every parameter; a parameter that y does not use is an error."""
     return list(torch.autograd.grad((y * weights).sum(), [x, *trained_by_outputs(module)]))
 
 
-# One map, three views.
+# Outputs, streams, gradients and operator.
 
 
 @cases()
@@ -116,7 +119,7 @@ def test_forward_and_stream_are_the_reference_at_length_1000(case: Case, generat
 
 @functools.cache
 def subject(name: str) -> Subject:
-    """The case of this label under check, with every parameter drawn anew; properties work on copies of its module."""
+    """The check's subject for the case with this label, cached: properties work on copies of its module."""
     case = next(case for case in ALL_CASES if label(case) == name)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(SEED)
@@ -128,18 +131,18 @@ def subject(name: str) -> Subject:
 def test_the_property_holds(case: Case, each: Property) -> None:
     finding = each.find(subject(label(case)))
     finding.raise_if_failed()
-    # A module without coefficients may skip the operator, but no mixer of the zoo.
+    # `zoo check` allows modules to skip the operator, but the zoo's mixers must have one.
     may_skip = each.name in HELD_BY_DEFAULTS or (case.name, each.name) == ("identity", "parameters_trained")
     assert finding.verdict == "passed" or may_skip, finding.detail
 
 
 class Streaming(nn.Module):
-    """`stream` as a function of tensors alone, so that gradcheck can perturb the state too."""
+    """`stream` as a function of tensors only, so that gradcheck can perturb the state too."""
 
     def __init__(self, mixer: SequenceMixer, state: Any) -> None:
         super().__init__()
         self.mixer = mixer
-        self.whole = list(state_tensors(state))
+        self.tensors = list(state_tensors(state))
         self.state = state
 
     def forward(self, x: Tensor, *floats: Tensor) -> tuple[Tensor, ...]:
@@ -155,12 +158,12 @@ def _differentiable(t: Tensor) -> bool:
 
 @cases(variants="slow", by_default=OF_THEIR_OWN_OP)
 def test_gradients_of_input_state_and_parameters_pass_gradcheck(case: Case, generator: torch.Generator) -> None:
-    mixer = case.create(generator).eval()  # without losses of its own, whose gradients end at the input
+    mixer = case.create(generator).eval()  # in training some add a loss of their own, detached from the input
     x = draw(2, 4, D_MODEL, generator=generator).requires_grad_()
     state = detach_state(mixer.stream(draw(2, 3, D_MODEL, generator=generator))[1])
     function = Streaming(mixer, state)
     names = [name for name, _ in function.named_parameters()]
-    floats = [t.requires_grad_() for t in function.whole if _differentiable(t)]
+    floats = [t.requires_grad_() for t in function.tensors if _differentiable(t)]
 
     def call(*inputs: Tensor) -> tuple[Tensor, ...]:
         values, rest = inputs[: len(names)], inputs[len(names) :]
@@ -171,10 +174,10 @@ def test_gradients_of_input_state_and_parameters_pass_gradcheck(case: Case, gene
 
 
 @cases(variants="slow", by_default=KINDS)
-def test_what_is_not_in_the_operator_comes_from_biases(case: Case, generator: torch.Generator) -> None:
-    """No part of the value stream is marked as a coefficient: with biases at zero the offset is exactly zero.
+def test_the_operators_offset_comes_from_biases(case: Case, generator: torch.Generator) -> None:
+    """With biases at zero the offset is exactly zero, so no part of the value path is marked as a coefficient.
 
-    Or, where the mixer has a constant that is no bias, exactly what the constant makes.
+    Mixers with constants that are not biases have the offset of `reference.OFFSETS`.
     """
     mixer, x = case.create(generator), draw(2, 7, D_MODEL, generator=generator)
     if case.name in reference.OFFSETS:
@@ -184,8 +187,8 @@ def test_what_is_not_in_the_operator_comes_from_biases(case: Case, generator: to
         check_offset(mixer, x)
 
 
-@cases(variants="slow", names=reference.OPERATORS)  # for the others tests of theory compare the rank
-def test_the_operator_is_the_one_of_the_papers(case: Case, generator: torch.Generator) -> None:
+@cases(variants="slow", names=reference.OPERATORS)  # for the other mixers tests/theory compares the rank
+def test_the_operator_equals_its_closed_form(case: Case, generator: torch.Generator) -> None:
     mixer, x = case.create(generator), draw(2, 7, D_MODEL, generator=generator)
     expected = [reference.OPERATORS[case.name](parameters(mixer), row, **case.options) for row in x.numpy()]
     assert_close(interaction(mixer, x).operator, np.stack(expected))
@@ -196,14 +199,14 @@ def test_the_operator_is_the_one_of_the_papers(case: Case, generator: torch.Gene
 
 @cases(variants="slow", by_default=KINDS)
 def test_the_operator_has_no_entry_in_the_future(case: Case, generator: torch.Generator) -> None:
-    """Nor where a window or a kernel ends: its entries are where an output has a gradient, the diagonal among them."""
+    """Nor beyond a window or kernel: entry (i, j) is nonzero exactly if output i has a gradient at input j."""
     mixer, x = case.create(generator), draw(1, 7, D_MODEL, generator=generator).requires_grad_()
     entries = interaction(mixer, x.detach()).operator[0].flatten(2).any(dim=2)
     y = mixer(x)
     reached = [torch.autograd.grad(y[:, i].square().sum(), x, retain_graph=True)[0][0].any(dim=1) for i in range(7)]
     assert torch.equal(entries, torch.stack(reached))
     assert not entries.triu(diagonal=1).any()
-    assert case.name == "dsa" or entries.diagonal().all()  # it may leave the own position out
+    assert case.name == "dsa" or entries.diagonal().all()  # dsa may leave out the current position
 
 
 @pytest.mark.parametrize(
@@ -219,8 +222,8 @@ def test_the_operator_has_no_entry_in_the_future(case: Case, generator: torch.Ge
         for case in (drawn("padding") if padding == 1e9 else DEFAULTS)
     ],
 )
-def test_padding_leaks_into_nothing(case: Case, padding: float, generator: torch.Generator) -> None:
-    """Three chunks, the first two ragged: each row equals its valid positions streamed alone, gradients too."""
+def test_padding_affects_no_output_and_no_gradient(case: Case, padding: float, generator: torch.Generator) -> None:
+    """In three chunks, two with padding, each row equals its valid positions run alone; gradients too."""
     mixer = case.create(generator)
     sizes, ragged = [6, 5, 3], torch.tensor([[6, 0, 4], [2, 5, 0], [3, 3, 3]])
     valid = torch.cat([torch.arange(n) < each[:, None] for n, each in zip(sizes, ragged, strict=True)], dim=1)
@@ -239,7 +242,7 @@ def test_padding_leaks_into_nothing(case: Case, padding: float, generator: torch
 @pytest.mark.usefixtures("unchecked_shapes")  # the annotation asks for signed integers, the code does not
 @cases(variants=False, names=KINDS)
 def test_lengths_of_any_integer_type_are_the_same(case: Case, generator: torch.Generator) -> None:
-    """120 positions of a chunk of 300 after 140: neither sums nor differences fit into 8 bits."""
+    """120 of 300 positions after 140: sums and differences with these lengths would overflow 8 bits."""
     mixer, x = case.create(generator, torch.float32), draw(2, 440, D_MODEL, generator=generator, dtype=torch.float32)
     with torch.no_grad():
         _, state = mixer.stream(x[:, :140])
@@ -259,7 +262,7 @@ def test_an_empty_batch_passes(case: Case, generator: torch.Generator) -> None:
 
 @cases(variants=False, names=KINDS)
 def test_activation_checkpointing_changes_nothing(case: Case, generator: torch.Generator) -> None:
-    """What a pass keeps for the backward pass is dropped and computed again: same outputs, same gradients."""
+    """With activation checkpointing outputs, states and gradients are the same."""
     mixer, past = case.create(generator), draw(2, 3, D_MODEL, generator=generator)
     x, lengths = draw(2, 6, D_MODEL, generator=generator).requires_grad_(), torch.tensor([6, 4])
     state = detach_state(mixer.stream(past)[1])
@@ -277,9 +280,7 @@ def test_activation_checkpointing_changes_nothing(case: Case, generator: torch.G
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop.* aten:UserWarning")  # torch's own kernels
 @cases(variants=False, by_default=KINDS)
-def test_gradients_of_each_sample_at_other_parameters_are_those_of_its_own(
-    case: Case, generator: torch.Generator
-) -> None:
+def test_per_sample_gradients_by_vmap_are_those_of_single_samples(case: Case, generator: torch.Generator) -> None:
     mixer, other = case.create(generator), case.create(generator)
     x, lengths = draw(3, 40, D_MODEL, generator=generator), torch.tensor([40, 7, 33])
     values = dict(other.named_parameters())
@@ -297,7 +298,7 @@ def test_gradients_of_each_sample_at_other_parameters_are_those_of_its_own(
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop.* aten:UserWarning")  # torch's own kernels
 @cases(variants=False, by_default=(*KINDS, "forgetting_attention"))
-def test_batches_that_are_mapped_train_the_parameters_outside(case: Case, generator: torch.Generator) -> None:
+def test_vmap_over_batches_equals_one_large_batch(case: Case, generator: torch.Generator) -> None:
     mixer, x = case.create(generator), draw(2, 3, 9, D_MODEL, generator=generator).requires_grad_()
     y, rows = torch.func.vmap(mixer)(x), mixer(x.flatten(0, 1)).unflatten(0, (2, 3))
     assert_close(y, rows)
@@ -309,11 +310,11 @@ ONCE_DIFFERENTIABLE = (
     "attention gated_attention differential_attention mla dsa nsa head_hybrid sliding_attention selective_ssm hybrid "
     "parallel_hybrid"
 )
-"""Their kernel, torch's attention or the selective scan, has no second derivative."""
+"""Mixers on torch's attention or the selective scan, whose kernels have no second derivative."""
 
 
 @cases(variants=False, by_default=KINDS)
-def test_gradients_can_be_differentiated_again_or_say_that_they_cannot(case: Case, generator: torch.Generator) -> None:
+def test_second_derivatives_are_right_or_refused(case: Case, generator: torch.Generator) -> None:
     mixer, x = case.create(generator), draw(1, 34, D_MODEL, generator=generator).requires_grad_()
 
     def slope(x: Tensor) -> Tensor:
@@ -325,7 +326,7 @@ def test_gradients_can_be_differentiated_again_or_say_that_they_cannot(case: Cas
         return
     (second,) = torch.autograd.grad(slope(x), x)
     functional = torch.func.grad(lambda x: torch.func.grad(lambda x: mixer(x).square().sum())(x).square().sum())
-    size = second.abs().max()  # in the thousands for some, where entries near zero hold roundoff of that size
+    size = second.abs().max()  # for some in the thousands, so that roundoff dominates entries near zero
     assert_close(functional(x.detach()) / size, second / size)
 
 
@@ -334,7 +335,7 @@ def test_gradients_can_be_differentiated_again_or_say_that_they_cannot(case: Cas
 
 @cases(variants="slow")
 def test_defaults_give_every_parameter_a_gradient_from_the_start(case: Case, generator: torch.Generator) -> None:
-    """As initialised: what starts at zero must not cut off what lies behind it."""
+    """A parameter that starts at zero must not block the gradient of those before it."""
     mixer = create_mixer(case.name, D_MODEL, **case.options).double()
     loss = mixer(draw(2, 7, D_MODEL, generator=generator).requires_grad_()).square().sum()
     (loss if mixer.own_loss is None else loss + mixer.own_loss).backward()
@@ -342,14 +343,14 @@ def test_defaults_give_every_parameter_a_gradient_from_the_start(case: Case, gen
 
 
 class Adapted(nn.Linear):
-    """A linear map with a term of its own, as a LoRA adapter has."""
+    """A linear map with an extra term, like a LoRA adapter."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + x.sum(-1, keepdim=True)
 
 
 @cases(variants=False)
-def test_an_adapter_of_a_linear_map_acts_or_is_refused(case: Case, generator: torch.Generator) -> None:
+def test_replacing_a_linear_map_by_a_subclass_acts_or_is_refused(case: Case, generator: torch.Generator) -> None:
     mixer, x = case.create(generator), draw(2, 9, D_MODEL, generator=generator)
     without, apart = mixer(x), listed(mixer, "apart")
     for name, module in mixer.named_modules():
@@ -364,7 +365,7 @@ def test_an_adapter_of_a_linear_map_acts_or_is_refused(case: Case, generator: to
 
 
 @cases(variants="slow")
-def test_reset_parameters_leaves_none_out(case: Case, generator: torch.Generator) -> None:
+def test_reset_parameters_resets_every_parameter(case: Case, generator: torch.Generator) -> None:
     fresh = create_mixer(case.name, D_MODEL, **case.options)
     changed = randomise(copy.deepcopy(fresh), generator)
     for mixer in (fresh, changed):
@@ -375,7 +376,7 @@ def test_reset_parameters_leaves_none_out(case: Case, generator: torch.Generator
 
 
 @cases()
-def test_no_weight_decay_names_parameters(case: Case) -> None:
+def test_no_weight_decay_lists_biases_norms_and_dynamics(case: Case) -> None:
     mixer = create_mixer(case.name, D_MODEL, **case.options)
     names = mixer.no_weight_decay()
     assert names <= {name for name, _ in mixer.named_parameters()}
@@ -395,12 +396,12 @@ def test_no_weight_decay_names_parameters(case: Case) -> None:
         ("lru", {"C"}),  # NicolasZucchet/minimal-LRU, lru/train_helpers.py
         ("s4d", {"C", "out_proj.weight"}),  # state-spaces/s4, models/s4/s4d.py
         ("hyena", {"in_proj.weight", "conv.weight", "out_proj.weight"}),  # HazyResearch/safari, HyenaFilter
-        # BlinkDL/RWKV-LM: of RWKV-7 (RWKV-v7/train_temp) names with ".weight", of RWKV-6 (RWKV-v5) none with _w1 or _w2
+        # BlinkDL/RWKV-LM: RWKV-7 (RWKV-v7/train_temp) decays names with ".weight", RWKV-6 (RWKV-v5) none with _w1, _w2
         ("rwkv7", {f"{each}_proj.weight" for each in ("r", "k", "v", "out")}),
         ("rwkv6", {f"{each}_proj.weight" for each in ("r", "k", "v", "gate", "out")}),
     ],
 )
-def test_weight_decay_is_that_of_the_authors(name: str, decayed: set[str]) -> None:
+def test_weight_decay_applies_to_the_same_parameters_as_in_the_authors_code(name: str, decayed: set[str]) -> None:
     mixer = create_mixer(name, D_MODEL)
     assert {name for name, _ in mixer.named_parameters()} - mixer.no_weight_decay() == decayed
 
@@ -409,7 +410,7 @@ def test_weight_decay_is_that_of_the_authors(name: str, decayed: set[str]) -> No
 
 
 @cases(variants="slow", by_default=KINDS)
-def test_state_bytes_is_what_stream_returns(case: Case, generator: torch.Generator) -> None:
+def test_state_bytes_is_the_size_of_streams_state(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         mixer.to(dtype)
@@ -500,18 +501,18 @@ def test_a_repr_shows_the_options(case: Case) -> None:
     shown = mixer.extra_repr()
     assert f"d_model={D_MODEL}" in shown
     assert [n for n, v in mixer.options.items() if f"{n}={getattr(mixer, n, v)!r}" not in shown] == []
-    given = {name: value for name, value in case.options.items() if name != "pattern"}  # which is written out
+    given = {name: value for name, value in case.options.items() if name != "pattern"}  # patterns are normalised
     assert mixer.options | given == mixer.options
     assert shown in repr(mixer)
     assert "Parameter containing" not in repr(mixer)
     assert copy.deepcopy(mixer).extra_repr() == shown
 
 
-# What is refused, in one line.
+# Errors, in one line.
 
 
 def assert_refused(call: Callable[[], object], word: str, *words: str) -> None:
-    """The call raises ValueError, in one line that holds all the words."""
+    """Assert that the call raises ValueError with a one-line message that has all these words."""
     with refused(holding(word, *words)):
         call()
 
@@ -544,7 +545,7 @@ def test_wrong_lengths_are_refused(case: Case, generator: torch.Generator) -> No
 
 @functools.cache
 def state_of(name: str) -> Any:
-    """The state of another mixer after as much input."""
+    """The state of another mixer after input of the same shape."""
     return create_mixer(name, D_MODEL).double().stream(torch.zeros(2, 5, D_MODEL, dtype=torch.float64))[1]
 
 
@@ -554,7 +555,7 @@ def test_wrong_states_are_refused(case: Case, generator: torch.Generator) -> Non
     mixer, x = case.create(generator), draw(2, 5, D_MODEL, generator=generator)
     _, state = mixer.stream(x)
     wrong = {"no state": torch.zeros(2)}
-    if list(state_tensors(state)):  # a state without tensors has nothing to be wrong
+    if list(state_tensors(state)):  # some states have no tensors
         wrong |= {
             "other batch": mixer.stream(x[:1])[1],
             "other dtype": mixer.empty_state(2, torch.float32),
@@ -571,8 +572,8 @@ def test_wrong_states_are_refused(case: Case, generator: torch.Generator) -> Non
 
 
 @cases(variants=False, names=KINDS)
-def test_a_state_of_the_precision_before_is_refused(case: Case, generator: torch.Generator) -> None:
-    """What is kept of the check of one call must not answer for a call in another precision."""
+def test_a_state_from_before_a_change_of_dtype_is_refused(case: Case, generator: torch.Generator) -> None:
+    """The cached check of an earlier call must not hold for another precision."""
     mixer, x = case.create(generator).float(), draw(2, 5, D_MODEL, generator=generator)
     _, state = mixer.stream(x.float())
     _, state = mixer.stream(x.float(), state)
@@ -581,7 +582,7 @@ def test_a_state_of_the_precision_before_is_refused(case: Case, generator: torch
         assert_refused(lambda: mixer.stream(x, state), type(mixer).__name__, "expected torch.", "got torch.")
 
 
-def test_states_that_are_built_otherwise_are_not_mapped_together() -> None:
+def test_map_state_refuses_states_of_different_structure() -> None:
     one, state = torch.ones(2), AttentionState(*torch.ones(4, 2).unbind(0))
     summed = map_state(torch.add, (one, (one, state)), (one, (one, state)))
     assert all(torch.equal(t, 2 * one) for t in state_tensors(summed))
@@ -620,7 +621,7 @@ NEEDS = {
     ("conv", "n_frequencies"): {"kernel": "implicit"},
     ("factorized", "d_head"): {"kernel": "bilinear"},
 }
-"""Options without which another option is not read."""
+"""{(mixer, option): options that the option requires}."""
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
@@ -642,7 +643,7 @@ OF_EIGHT = (
     "comba mesa_net gsa titans rwkv6 "
     "sliding_attention slstm head_hybrid deltaformer mla dsa moba nsa"
 )
-"""Mixers whose heads divide d_model."""
+"""Mixers whose n_heads must divide d_model."""
 NAN = float("nan")
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (OF_EIGHT, {"n_heads": 3}, "d_model=8 n_heads=3"),
@@ -724,14 +725,14 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("parallel_hybrid", {"pattern": ("lstm", {"name": "factorized", "d_out": 5})}, "d_out 8 5"),
     *((DELTAS, {"beta_max": value}, f"beta_max {value}") for value in (0.0, -1.0, 2.1, NAN)),
 ]
-"""Names of mixers, options that they refuse, and the words of the error."""
+"""(mixers, options that they refuse, words of the error)."""
 
 
 @pytest.mark.parametrize(
     ("name", "options", "words"), [(name, *rest) for names, *rest in REFUSED for name in names.split()]
 )
 @pytest.mark.usefixtures("unchecked_shapes")
-def test_options_that_cannot_be_are_refused(name: str, options: dict[str, Any], words: str) -> None:
+def test_invalid_options_are_refused(name: str, options: dict[str, Any], words: str) -> None:
     assert_refused(lambda: create_mixer(name, D_MODEL, **options), *words.split())
 
 
@@ -767,11 +768,11 @@ def test_a_sequence_beyond_the_longest_is_refused(name: str, options: dict[str, 
         ("dsa", {"top_k": 5}, 5),
     ],
 )
-def test_a_sequence_that_does_not_hold_the_choice_does_not_fit(
+def test_require_choice_refuses_sequences_too_short_for_top_k(
     name: str, options: dict[str, Any], shortest: int
 ) -> None:
     pattern = ["linear_attention", {"name": name, **options}]
     model = Backbone({"name": "hybrid", "pattern": pattern}, D_MODEL, 2, vocab_size=5, n_outputs=5)
     model.require_choice(shortest)
     assert_refused(lambda: model.require_choice(shortest - 1), str(shortest - 1))
-    assert model(torch.zeros(1, 1, dtype=torch.int64)).isfinite().all()  # a stream begins short
+    assert model(torch.zeros(1, 1, dtype=torch.int64)).isfinite().all()  # but streams may start with one position

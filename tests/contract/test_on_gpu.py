@@ -1,4 +1,4 @@
-"""The contract on a CUDA device, property by property, for every registered mixer; float32 unless the property says."""
+"""Every registered mixer passes `zoo check` on a CUDA device, in float32 unless the property sets a dtype."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zoo.check import Property, properties
 from zoo.check.subject import Subject
 
 ELSEWHERE = ("costs", "rank", "gradient_decay", "options_matter", "exports")
-"""What no device changes."""
+"""Properties that do not depend on the device."""
 COMPILED = ("attention", "nsa", "hyena", "selective_ssm", "ssd", "gated_delta_net", "kda", "mlstm", "slstm", "hybrid")
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("unchecked_shapes")]
@@ -30,7 +30,7 @@ def test_the_property_holds(name: str, each: Property) -> None:
     each.find(subject(name)).raise_if_failed()
 
 
-@pytest.mark.filterwarnings("ignore")  # of the compiler, about its internals
+@pytest.mark.filterwarnings("ignore")  # the compiler warns about its internals
 @pytest.mark.parametrize("name", COMPILED)
 def test_inductor_agrees_with_eager(name: str) -> None:
     torch.compiler.reset()
@@ -39,7 +39,7 @@ def test_inductor_agrees_with_eager(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list_mixers())
-def test_it_can_be_made_on_the_device(name: str) -> None:
+def test_a_mixer_can_be_created_on_the_device(name: str) -> None:
     with torch.device("cuda"):
         mixer = create_mixer(name, 32)
     assert all(p.is_cuda for p in mixer.parameters())

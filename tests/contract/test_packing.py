@@ -1,4 +1,4 @@
-"""Packed and left-padded batches: for every mixer, each sequence as if it were alone."""
+"""`run_packed` and `run_left_padded`: each sequence gives the outputs it gives alone, for every mixer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_packed_sequences_equal_the_separate_ones(case: Case, generator: torch.G
 
 
 @cases(variants="slow", by_default=KINDS)
-def test_left_padding_leaks_into_nothing(case: Case, generator: torch.Generator) -> None:
+def test_left_padding_affects_no_output_and_no_gradient(case: Case, generator: torch.Generator) -> None:
     mixer = case.create(generator)
     x = draw(len(LENGTHS), 7, D_MODEL, generator=generator)
     spans = [slice(7 - length, 7) for length in LENGTHS]
@@ -39,7 +39,7 @@ def test_left_padding_leaks_into_nothing(case: Case, generator: torch.Generator)
     assert_rows_alone(lambda x: run_left_padded(mixer, x, torch.tensor(LENGTHS)), mixer, x, spans, generator)
 
 
-def test_both_layouts_take_a_bidirectional_map(generator: torch.Generator) -> None:
+def test_bidirectional_runs_packed_and_left_padded(generator: torch.Generator) -> None:
     both = Bidirectional(*(Case(name, {}).create(generator) for name in ("gru", "linear_attention")))
     x = draw(sum(LENGTHS), D_MODEL, generator=generator)
     parts = [both(part.unsqueeze(0))[0] for part in x.split(LENGTHS) if len(part)]

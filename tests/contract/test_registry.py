@@ -1,4 +1,4 @@
-"""Names, options, and the layout of a hybrid over depth."""
+"""The registry of mixers: names and aliases, options of mixers and members, the layers of a hybrid."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_name_is_a_mixer_with_a_summary_and_a_source() -> None:
         assert 1980 < entry.year <= 2026
 
 
-def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     for given, nearest in (("atention", "attention"), ("selective-ssm", "selective_ssm")):
         message = rf"'{given}' \(did you mean '{nearest}'\?\); choose from: {', '.join(list_mixers())}"
         for call in (lambda name: create_layers(name, 2, 8), lambda name: create_mixer("hybrid", 8, pattern=[name])):
@@ -35,7 +35,7 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
         create_mixer("xyzzy", 8)
 
 
-def test_an_alias_is_taken_for_the_name_it_means() -> None:
+def test_an_alias_works_like_its_name() -> None:
     assert mixer_class("mamba") is mixer_class("selective_ssm")
     assert MIXERS.check("mamba") == "selective_ssm"
     assert "mamba" in MIXERS
@@ -78,7 +78,7 @@ def test_too_few_layers_for_the_pattern_are_refused() -> None:
                 create_layers(name, n_layers, 8)
 
 
-def test_alone_a_hybrid_is_its_pattern_once() -> None:
+def test_a_hybrid_as_a_mixer_has_its_pattern_once() -> None:
     hybrid = create_mixer("hybrid", 8, pattern=["lstm", "attention", "lstm"])
     assert kinds([block.mixer for block in hybrid.blocks.layers]) == ["LSTM", "Attention", "LSTM"]
 

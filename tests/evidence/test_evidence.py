@@ -1,4 +1,4 @@
-"""Checks, verdicts and their pages, which claims and experiments share."""
+"""zoo.evidence: checks, verdicts and their pages, shared by claims and experiments."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from zoo.evidence import (
         (at_most("q", -math.inf, 4), "holds", "≤ 4"),
     ],
 )
-def test_an_exact_check_is_a_point(check: Check, verdict: str, predicted: str) -> None:
+def test_a_check_of_one_number_is_exact(check: Check, verdict: str, predicted: str) -> None:
     assert (check.verdict, check.predicted, check.interval_text) == (verdict, predicted, "exact")
 
 
@@ -61,7 +61,7 @@ def test_an_exact_check_is_a_point(check: Check, verdict: str, predicted: str) -
         ([0.91, 0.95, 0.99, 1.0, 1.0], "holds", "0.91 to 1"),
         ([0.1, 0.2, 0.3, 0.2, 0.1], "fails", "0.1 to 0.3"),
         ([0.89, 0.95, 0.99, 1.0, 1.0], "undecided", "0.89 to 1"),
-        ([0.2, *[1.0] * 9], "holds", "1 to 1"),  # of ten, one seed may miss
+        ([0.2, *[1.0] * 9], "holds", "1 to 1"),  # one seed of ten may miss
         ([1.0] * 4, "undecided", "–"),
         ([1.0] * 5 + [math.nan], "undecided", "–"),
         ([], "undecided", "–"),
@@ -70,7 +70,7 @@ def test_an_exact_check_is_a_point(check: Check, verdict: str, predicted: str) -
         (Estimate(math.nan, math.nan, math.nan), "undecided", "nan to nan"),
     ],
 )
-def test_a_check_of_samples_or_an_estimate_is_an_interval(measured: Any, verdict: str, known: str) -> None:
+def test_a_check_of_samples_or_an_estimate_uses_its_interval(measured: Any, verdict: str, known: str) -> None:
     found: Measured = dict(enumerate(measured)) if isinstance(measured, list) else measured
     check = at_least("q", found, 0.9)
     assert (check.verdict, check.interval_text) == (verdict, known)
@@ -82,7 +82,7 @@ def test_pairs_share_their_seeds() -> None:
     assert paired(lambda a, b: a - b, {0: 3.0, 1: 5.0}, {1: 4.0, 2: 0.0}) == {1: 1.0}
 
 
-def test_a_control_voids_a_negative_and_a_premise_any_check() -> None:
+def test_without_its_control_a_negative_is_undecided_and_without_its_premise_any_check() -> None:
     unlearned, learned = (at_most("hard", dict.fromkeys(range(5), score), 0.3) for score in (0.1, 0.9))
     control = at_least("easy", dict.fromkeys(range(5), 1.0), 0.9)
     weak = at_least("easy", dict.fromkeys(range(5), 0.5), 0.9)
@@ -91,13 +91,13 @@ def test_a_control_voids_a_negative_and_a_premise_any_check() -> None:
     for controls in ((weak,), (control, weak), (few,)):
         assert controlled(unlearned, *controls).verdict == "undecided"
     assert "easy is 0.5 (0.5 to 0.5)" in controlled(unlearned, weak).reason
-    assert controlled(learned, weak).verdict == "fails"  # what was learned needs no control
+    assert controlled(learned, weak).verdict == "fails"  # a learned task needs no control
     assert [given(check, control).verdict for check in (unlearned, learned)] == ["holds", "fails"]
     assert {given(check, control, weak).verdict for check in (unlearned, learned)} == {"undecided"}
 
 
 def verdict_of(*values: float, slogan: bool = False, name: str = "made_up") -> Verdict:
-    """A verdict on checks that predict at most 2."""
+    """A verdict on these values, each predicted to be at most 2."""
     panel = Panel("Title", "x (units)", "y (units)", (Curve("a: bound", (1, 2), (0.5, 0.0)), Curve("b", (1,), (2,))))
     evidence = Evidence(tuple(at_most(f"q|{at}", value, 2) for at, value in enumerate(values)), (panel,))
     claim = Prediction(name, "Statement.", "Source", "Something else.", slogan=slogan)
@@ -147,7 +147,7 @@ def test_a_record_reads_back_and_its_section_has_each_check() -> None:
         (lambda: at_least("q", dict.fromkeys(range(5), 1.0), 0.9), "scipy"),
     ],
 )
-def test_a_missing_extra_is_named(
+def test_a_missing_extra_is_reported(
     call: Callable[[], object], package: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(extras, "import_module", raising(ModuleNotFoundError(name=package)))

@@ -1,4 +1,4 @@
-"""Intervals cover what they say: by simulation, at the numbers of seeds that experiments use."""
+"""Confidence intervals: known values, coverage by simulation at the experiments' numbers of seeds, errors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests import slow
 from zoo.evidence import interval as intervals
 
 LEAST = 0.93
-"""Coverage of nominal 95 %."""
+"""Least coverage of an interval of nominally 95 %."""
 
 
-def test_medians() -> None:
+def test_intervals_of_medians() -> None:
     assert intervals.of_median([3, 1, 2, 5, 9]) == (3, 1, 9)
-    assert intervals.of_median(range(10)) == (4.5, 1, 8)  # these two hold it with 0.979, the next two with 0.891
+    assert intervals.of_median(range(10)) == (4.5, 1, 8)  # these ends cover it with 0.979, the next inner ones 0.891
     assert intervals.of_median(range(20)) == (9.5, 5, 14)
     assert intervals.of_median([0.7] * 5) == (0.7, 0.7, 0.7)
     with pytest.raises(ValueError, match="at least 5 samples, got 4"):
@@ -28,13 +28,13 @@ def test_medians() -> None:
 
 def test_a_shift_is_the_median_of_the_means_of_pairs() -> None:
     assert intervals.of_shift([1, 2, 3, 4, 5]) == (3, 1, 5)
-    assert intervals.of_shift(range(8)) == (3.5, 1.5, 5.5)  # signed-rank sums up to 4 come about in 7 of 256 ways
+    assert intervals.of_shift(range(8)) == (3.5, 1.5, 5.5)  # a signed-rank sum of at most 4 has probability 7 / 256
     with pytest.raises(ValueError, match="at least 5 differences, got 4"):
         intervals.of_shift([1, 2, 3, 4])
 
 
 @pytest.mark.parametrize("of", [intervals.of_median, intervals.of_shift])
-def test_among_numbers_of_which_one_is_lost_nothing_is_known(of: Callable[[Sequence[float]], Any]) -> None:
+def test_a_nan_among_the_numbers_makes_the_interval_nan(of: Callable[[Sequence[float]], Any]) -> None:
     for order in itertools.permutations([0.1, 0.2, 0.3, 0.4, math.nan]):
         assert all(map(math.isnan, of(order)))
 
@@ -52,7 +52,7 @@ def test_the_interval_of_an_interquartile_mean_covers_it(rng: np.random.Generato
     assert np.mean([each.value for each in found]) == pytest.approx(truth, abs=0.01)
 
 
-def test_an_interquartile_mean_leaves_out_the_ends() -> None:
+def test_an_interquartile_mean_ignores_the_outer_quarters() -> None:
     scores = [[0.0] * 8, [1.0] * 8, *[[0.5] * 8] * 4]
     assert intervals.of_interquartile_mean(scores) == (0.5, 0.5, 0.5)
     for few in ([], scores[:5], [[1.0] * 7] * 6):
@@ -63,8 +63,8 @@ def test_an_interquartile_mean_leaves_out_the_ends() -> None:
 @pytest.mark.parametrize(
     ("successes", "n", "low", "high"), [(0, 10, 0, 0.3085), (5, 5, 0.4782, 1), (3, 6, 0.118, 0.882)]
 )
-def test_shares(successes: int, n: int, low: float, high: float) -> None:
-    """The ends are shares at which so many successes, or fewer, have a probability of 2.5 %."""
+def test_intervals_of_shares(successes: int, n: int, low: float, high: float) -> None:
+    """Exact binomial intervals: at either end the observed or a more extreme count has a probability of 2.5 %."""
     found = intervals.of_share(successes, n)
     assert found == pytest.approx((successes / n, low, high), abs=2e-4)
 
@@ -97,7 +97,7 @@ def test_rank_correlations() -> None:
         intervals.of_rank_correlation(range(4), range(4))
 
 
-def test_rankings() -> None:
+def test_intervals_of_superiority() -> None:
     assert intervals.of_superiority([3, 2], [1]).value == 1
     assert intervals.of_superiority([1], [1]).value == 0.5
     assert intervals.of_superiority([1] * 5, [0] * 9) == pytest.approx((1, 0.5655, 1), abs=1e-4)

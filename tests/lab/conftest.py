@@ -1,4 +1,4 @@
-"""What every test of runs stands on: a cache of its own, and files of events that TensorBoard reads in their order."""
+"""Fixtures of the tests of runs: a separate cache, and event files that TensorBoard reads in order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tensorboard.summary.writer import event_file_writer
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MIXER_ZOO_CACHE", str(tmp_path_factory.mktemp("cache")))
-        # TensorBoard reads a run's files in the order of their names: second, host, process, count. Here one process
-        # starts many runs within a second, and its tenth file would come before the ninth.
+        # TensorBoard sorts a run's event files by name: second, host, process, counter. Here one process starts many
+        # runs within a second, and counter 10 would sort before 9.
         patch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(10_000))
         yield

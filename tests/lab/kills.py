@@ -1,7 +1,7 @@
-"""Runs of `train.py` in processes of their own that start at once, so that tests can kill many of them.
+"""Runs of `train.py` in forked processes, which start fast enough that tests can kill many of them.
 
-Importing torch and Lightning takes longer than the runs. multiprocessing's fork server imports this module once, and
-each run is a fork of it: a process like any other to whoever kills it.
+Importing torch and Lightning takes longer than a run. multiprocessing's fork server imports this module once and forks
+a process per run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import rich.table  # noqa: F401 (as the following: imported before the fork)
+import rich.table  # noqa: F401 (these imports are for the fork server)
 import torch.utils.tensorboard  # noqa: F401
 
 import tasks.datamodule  # noqa: F401
@@ -24,7 +24,7 @@ from zoo.training import AtomicCheckpointIO, Interrupt, SequenceModule, Throughp
 
 
 def run(argv: list[str], log: Path, moment: str | None) -> None:
-    """Run a command line of train.py; with a moment of `MOMENTS`, kill it there."""
+    """Run train.py with these arguments; if `moment`, a key of `MOMENTS`, is given, kill the process there."""
     with log.open("a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -38,7 +38,7 @@ def _die(*_: Any) -> None:
 
 
 def _before(owner: Any, name: str, when: Callable[..., bool]) -> None:
-    """Die before the first call of a function for which `when` says so."""
+    """Kill the process before the first call of `owner.name` whose arguments satisfy `when`."""
     function = getattr(owner, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -50,7 +50,7 @@ def _before(owner: Any, name: str, when: Callable[..., bool]) -> None:
 
 
 def _nth(n: int) -> Callable[..., bool]:
-    """True at the n-th call."""
+    """A predicate that is true at its n-th call."""
     calls = itertools.count(1)
     return lambda *_: next(calls) == n
 
@@ -68,7 +68,7 @@ def _half_written() -> None:
     zoo.training.checkpoints.torch.save = half
 
 
-# Moments of a run at which it is killed, in the order in which a run meets them.
+# {moment: patch that kills the process there}, in the order in which a run reaches them.
 MOMENTS: dict[str, Callable[[], None]] = {
     "in a training step": lambda: _before(SequenceModule, "training_step", _nth(6)),
     "with half a checkpoint written": _half_written,

@@ -1,4 +1,4 @@
-"""The task and the model that a configuration means are the same for training, for sizes and for the theory."""
+"""Building the task and model of a configuration, their sizes, and trivial guesses at the task."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def config_of(argv: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("argv", COMMANDS)
-def test_the_model_is_the_one_that_is_trained(argv: str) -> None:
+def test_the_built_model_is_the_trained_one(argv: str) -> None:
     config = config_of(argv)
     task, model = build(config)
     with torch.device("meta"):
@@ -40,17 +40,17 @@ def test_the_model_is_the_one_that_is_trained(argv: str) -> None:
     assert found["state_bytes"] == trained.state_bytes(task.spec.seq_len)
 
 
-def test_options_of_the_data_are_no_options_of_the_task() -> None:
+def test_options_of_the_data_are_not_passed_to_the_task() -> None:
     config = config_of(f"--mixer lstm {NEEDLE} --task.n_train 7")
     assert config["task"]["n_train"] == 7
     assert build_task(config).options()["n_distractors"] == 2
 
 
 @pytest.mark.parametrize("guess", ["guess_among_read", "guess_without_order"])
-def test_a_guess_is_made_only_on_tasks_that_know_one(guess: str) -> None:
+def test_a_trivial_guess_is_none_for_tasks_without_one(guess: str) -> None:
     mqar = {"name": "mqar", "n_pairs": 4, "seq_len": 32}
     assert trivial_guess({"task": mqar}, guess) == 0.25
     assert trivial_guess({"task": mqar | {"mixture": [{"seq_len": 64}]}}, guess) is None
-    assert trivial_guess({"task": mqar | {"n_pairs": 40}}, guess) is None  # no such task can be made
+    assert trivial_guess({"task": mqar | {"n_pairs": 40}}, guess) is None  # invalid options
     assert trivial_guess({"task": {"name": "text", "path": "/nowhere"}}, guess) is None
     assert trivial_guess({"task": {"name": "./mqar.npz"}}, guess) is None

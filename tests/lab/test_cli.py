@@ -1,4 +1,4 @@
-"""The command line: which layer decides a value, what text means, and one line for each bad input."""
+"""The command line of train.py: parsing of values, help, precedence of files and flags, one-line errors."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def parse_text(tmp_path: Path, text: str, *argv: str) -> dict[str, Any]:
         ("{a: 1}, {a: 2}", list[dict[str, int]], [{"a": 1}, {"a": 2}]),
     ],
 )
-def test_a_flags_text_means_what_its_option_takes(text: str, hint: Any, value: Any) -> None:
+def test_a_flags_text_is_parsed_by_the_type_of_its_option(text: str, hint: Any, value: Any) -> None:
     found = fit(read_text(text), hint)
     assert found == value
     assert type(found) is type(value)
@@ -96,7 +96,7 @@ sys.exit(f"imported {heavy}" if heavy else 0)
 """
 
 
-def test_names_and_help_answer_without_the_heavy_imports() -> None:
+def test_help_and_errors_of_names_need_no_heavy_imports() -> None:
     helps = ("--help", "-h --mixer hybrid")
     wrong = ("--mixer hybridd", "--task=mqra", "--mixer.help atention", "--config no/such/file.yaml")
     done = python("-c", WITHOUT_TORCH, *helps, *wrong)
@@ -108,7 +108,7 @@ def test_names_and_help_answer_without_the_heavy_imports() -> None:
         assert word in line
 
 
-def test_help_names_every_mixer_and_task_and_only_flags_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_mixer_and_task_and_only_existing_flags(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, "--help")
     for registry in cli.REGISTRIES.values():
         for name in registry:
@@ -116,7 +116,7 @@ def test_help_names_every_mixer_and_task_and_only_flags_that_exist(capsys: pytes
     choice = cli.choose([])
     known = {*cli.declared(choice.names, choice.entries), "mixer", "task", "config", "ckpt_path", "stop_at"}
     known |= {f"{group}.{word}" for group in cli.GROUPS for word in ("help", "OPTION")}
-    known |= {*cli.layers.SWITCHES, "FLAG", "task.distance"}  # the last is of needle
+    known |= {*cli.layers.SWITCHES, "FLAG", "task.distance"}  # the last is an option of needle
     assert set(re.findall(r"--([\w.]+)", text)) <= known
 
 
@@ -131,7 +131,7 @@ def test_help_names_every_mixer_and_task_and_only_flags_that_exist(capsys: pytes
         ("--trainer.help", "  --trainer.max_steps  int; default -1; 400 in the recipe\n"),
     ],
 )
-def test_help_of_a_group_has_type_default_recipe_and_meaning(
+def test_help_of_a_group_shows_type_default_recipe_and_description(
     argv: str, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert line in shown(capsys, *argv.split())
@@ -153,7 +153,7 @@ def test_later_layers_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     command = cli.parse(["--seed", "6", "--config", first, "--config", second])
     keys = ("lr", "d_model", "n_layers", "warmup_steps", "batch_size", "seed", "beta1")
     assert [command.config[key] for key in keys] == [1, 2, 3, 4, 5, 6, 0.9]
-    assert [command.defaults[key] for key in keys] == [1, 2, 3, 3, 3, 0, 0.9]  # without files and flags
+    assert [command.defaults[key] for key in keys] == [1, 2, 3, 3, 3, 0, 0.9]  # without the given files and flags
     assert (command.config["mixer"]["name"], command.config["task"]["name"]) == ("lstm", "needle")
 
 
@@ -163,12 +163,12 @@ def test_another_name_drops_the_group_of_a_file(tmp_path: Path) -> None:
     changed = parse_text(tmp_path, text, "--mixer", "lstm", "--task", "mqar")
     assert changed["mixer"] == parse("--mixer", "lstm")["mixer"]
     assert changed["task"]["name"] == "mqar"
-    assert changed["lr"] == 0.01  # an option of neither stays
+    assert changed["lr"] == 0.01  # other options stay
     above = write(tmp_path / "above.yaml", "mixer: lstm")
     assert parse_text(tmp_path, text, "--config", above)["mixer"]["name"] == "lstm"
 
 
-def test_a_task_made_for_one_mixer_names_it_unless_another_is_given(tmp_path: Path) -> None:
+def test_the_recipe_of_a_task_may_set_the_mixer_unless_one_is_given(tmp_path: Path) -> None:
     assert parse("--task", "ssm_teacher")["mixer"]["name"] == "factorized"
     assert parse("--task", "ssm_teacher", "--mixer", "lstm")["mixer"]["name"] == "lstm"
     assert parse_text(tmp_path, "mixer: lstm", "--task", "ssm_teacher")["mixer"]["name"] == "lstm"
@@ -184,7 +184,9 @@ def test_a_task_made_for_one_mixer_names_it_unless_another_is_given(tmp_path: Pa
     ],
     ids=" ".join,
 )
-def test_print_config_is_read_back(argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_of_print_config_is_a_config_of_the_same_run(
+    argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert parse_text(tmp_path, shown(capsys, *argv, "--print_config")) == parse(*argv)
 
 
@@ -200,7 +202,7 @@ def test_an_alias_makes_the_same_run(tmp_path: Path) -> None:
 
 
 def member(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """Options with which the hybrid of a configuration builds a member."""
+    """The options with which a hybrid builds this member."""
     options = {key: value for key, value in config["mixer"].items() if key not in ("name", "pattern")}
     return next(entry for entry in Hybrid.distribute(config["mixer"]["pattern"], options) if entry["name"] == name)
 
@@ -213,8 +215,8 @@ def test_options_of_a_hybrid_reach_its_members() -> None:
     assert member(entry, "attention")["n_heads"] == 8
 
 
-def test_a_higher_layer_wins_in_whatever_form_it_sets_an_option(tmp_path: Path) -> None:
-    # configs/mixer/hybrid.yaml sets attention.position by member; a bare flag is above it.
+def test_a_higher_layer_wins_in_any_form_of_an_option(tmp_path: Path) -> None:
+    # configs/mixer/hybrid.yaml sets attention.position; a flag for all members takes precedence.
     assert member(parse(), "attention")["position"] == "rope"
     assert member(parse("--mixer.position", "alibi"), "attention")["position"] == "alibi"
     text = "mixer: {pattern: [{name: attention, n_heads: 8, d_head: 2}]}"
@@ -223,7 +225,7 @@ def test_a_higher_layer_wins_in_whatever_form_it_sets_an_option(tmp_path: Path) 
     assert (flagged["n_heads"], flagged["d_head"]) == (2, 2)
 
 
-def test_another_pattern_drops_the_options_of_absent_members_in_lower_layers(tmp_path: Path) -> None:
+def test_another_pattern_drops_lower_layers_options_of_absent_members(tmp_path: Path) -> None:
     text = "mixer: {name: hybrid, attention: {n_heads: 2}, lstm: {forget_bias: 2.0}, pattern: [attention, lstm]}"
     config = parse_text(tmp_path, text, "--mixer.pattern", "[lstm]")
     assert set(config["mixer"]) == {"name", "pattern", "lstm"}
@@ -240,18 +242,18 @@ def test_another_pattern_drops_the_options_of_absent_members_in_lower_layers(tmp
 )
 def test_a_recipe_builds_the_mixer_or_the_task_of_its_name(path: Path) -> None:
     group = path.parent.name
-    if path.stem in cli.REGISTRIES[group]:  # one layer, as in the recipe of ssm_teacher, holds no hybrid
+    if path.stem in cli.REGISTRIES[group]:  # recipes with one layer, such as ssm_teacher's, do not fit a hybrid
         config = parse("--mixer", "factorized", f"--{group}", path.stem)
         assert read_mapping(path).get(group, {}).get("name", path.stem) == path.stem
     else:
-        config = parse("--config", str(path))  # names its mixer itself
+        config = parse("--config", str(path))  # such a file sets its mixer itself
     with torch.device("meta" if group == "mixer" else "cpu"):
         task, _ = build(config)
     assert group == "mixer" or task.name == path.stem
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("task/published/*.yaml")), ids=lambda path: path.stem)
-def test_a_published_shape_leaves_no_option_of_the_task_to_the_small_recipe(path: Path) -> None:
+def test_a_published_shape_overrides_every_option_of_the_small_recipe(path: Path) -> None:
     task = read_mapping(path)["task"]
     assert path.stem.partition("-")[0] == build_task(parse("--config", str(path))).name == task["name"]
     assert set(read_mapping(CONFIGS / "task" / f"{task['name']}.yaml")["task"]) <= set(task)
@@ -297,7 +299,7 @@ def test_a_published_shape_leaves_no_option_of_the_task_to_the_small_recipe(path
         ("--trainer.logger CSVLogger --trainer.logger.dir x", "CSVLogger: Option 'dir' is not accepted"),
     ],
 )
-def test_a_bad_flag_is_one_line(argv: str, message: str) -> None:
+def test_a_bad_flag_is_a_one_line_error(argv: str, message: str) -> None:
     flag, bracket, value = argv.partition(" [")
     with refused(re.escape(message), UsageError):
         cli.parse([*flag.split(), *([f"[{value}"] if bracket else [])])
@@ -319,7 +321,7 @@ def test_a_bad_flag_is_one_line(argv: str, message: str) -> None:
         (None, "cannot be read: Is a directory"),
     ],
 )
-def test_a_bad_file_is_one_line_with_its_name(text: str | bytes | None, message: str, tmp_path: Path) -> None:
+def test_a_bad_file_is_a_one_line_error_with_its_name(text: str | bytes | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "given.yaml"
     if text is None:
         path.mkdir()
@@ -332,7 +334,7 @@ def test_a_bad_file_is_one_line_with_its_name(text: str | bytes | None, message:
 # Objects
 
 
-def test_objects_are_given_by_class_in_each_form(tmp_path: Path) -> None:
+def test_objects_can_be_given_by_class_in_flags_and_files(tmp_path: Path) -> None:
     flags = "EarlyStopping --trainer.callbacks.monitor val/loss --trainer.callbacks+=LearningRateMonitor"
     command = cli.parse(["--trainer.callbacks", *flags.split()])
     text = "trainer: {callbacks: [{class_path: EarlyStopping, init_args: {monitor: val/loss}}, LearningRateMonitor]}"
@@ -358,8 +360,8 @@ def test_objects_are_given_by_class_in_each_form(tmp_path: Path) -> None:
         ("zoo.__main__", "torch", "measure"),
     ],
 )
-def test_a_missing_package_is_one_line(module: str, absent: str, argv: str) -> None:
-    """As for `python train.py` outside the environment."""
+def test_a_missing_package_is_a_one_line_error(module: str, absent: str, argv: str) -> None:
+    """For example if `python train.py` runs outside the environment."""
     without = f"import sys; sys.modules[{absent!r}] = None; from {module} import main; sys.exit(main({argv.split()}))"
     done = python("-c", without, status=2)
     assert absent in done.stderr

@@ -1,4 +1,4 @@
-"""TensorBoard's events read back as curves."""
+"""`read_curves` reads TensorBoard's event files: resumed, damaged, unfinished, and with clocks set back."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def test_events_that_cannot_be_read_give_no_curves(tmp_path: Path, logged: list[
         assert len(logged) == at + 1
 
 
-def test_what_a_resumed_run_repeats_is_there_once(tmp_path: Path, logged: list[str]) -> None:
+def test_steps_that_a_resumed_run_repeats_are_read_once(tmp_path: Path, logged: list[str]) -> None:
     for at, (start, value, end) in enumerate(((10, 0.25, 40), (20, 0.5, 40))):
         with SummaryWriter(tmp_path, purge_step=start if at else None, filename_suffix=f".{at}") as writer:
             writer.add_text("note", "is no curve", start)
             for step in (start, *range(start, end, 10)):
                 writer.add_scalar("val/accuracy", value, step)
     written = max(tmp_path.iterdir())
-    written.write_bytes(written.read_bytes()[:-9])  # the last record is still being written
+    written.write_bytes(written.read_bytes()[:-9])  # as if the last record were still being written
     whole = {"val/accuracy": [(10, 0.25), (20, 0.5), (30, 0.25)]}
     assert read_curves(tmp_path) == whole
-    (tmp_path / METRICS).write_text("{}")  # the run is over: nobody writes
+    (tmp_path / METRICS).write_text("{}")  # the run is finished, so the file is damaged
     assert read_curves(tmp_path) == whole
     assert len(logged) == 1
 
 
-def test_a_finished_file_that_is_cut_within_a_record_is_said(tmp_path: Path, logged: list[str]) -> None:
+def test_a_truncated_file_of_a_finished_run_is_reported(tmp_path: Path, logged: list[str]) -> None:
     (tmp_path / METRICS).write_text("{}")
     sizes = []
     with SummaryWriter(tmp_path) as writer:

@@ -1,4 +1,4 @@
-"""Experiments: verbs against numbers worked out by hand, the hash of a prediction, records from their runs."""
+"""Experiments: checks against hand calculations, hashes of predictions, committed records, probes, pages, papers."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ from lab.plain import read_mapping
 from lab.run.record import Run
 from lab.sweep.experiment import read_experiment
 from lab.sweep.grid import expand
-from tests import ROOT, refused, slow
+from tests import ROOT, error_line, refused, slow
 from tests.cases import draw, randomise
-from tests.lab.runs import error_line
 from tests.tolerances import assert_close
 from zoo import Backbone, create_mixer
 from zoo.errors import UsageError
@@ -63,13 +62,13 @@ def write(folder: Path, text: str, name: str = "own") -> Path:
 
 
 def spec_of(folder: Path, check: Mapping[str, Any], **others: Mapping[str, Any]) -> Spec:
-    """A spec with one check, and others that it may name."""
+    """A spec with one check, and others that it may refer to."""
     write(folder, f"{SMALL}\nchecks: {json.dumps({'check': check} | others)}")
     return read_spec("own", "small")
 
 
 def rows_of(**cells: Any) -> list[Row]:
-    """Runs of five seeds for each mixer: accuracies by seed, or one for all, or a mapping of columns to these."""
+    """Rows of five seeds per mixer: an accuracy for all, a list by seed, or a mapping of columns to such values."""
     found: list[Row] = []
     for name, given in cells.items():
         columns = given if isinstance(given, dict) else {"test/accuracy": given}
@@ -95,13 +94,13 @@ CELLS = {f"m{n}": {"test/accuracy": 0.95 if n > 4 else 0.2, "x": 10.0**n, "n": n
         ({"ratio": [{"mixer.name": "a"}, {"mixer.name": "b"}]}, TWO, 3.0, (1.5, 6.0)),
         ({"share": [{"metric": "chance"}, {}, 1], "where": {"mixer.name": "b"}}, TWO, 0.2 / 0.9, (0, 0.4 / 0.9)),
         ({"where": {"mixer.name": "a"}, "metric": "accuracy / chance"}, TWO, 7.5, (6, 9)),
-        ({"lead": [{"mixer.name": "a"}, {"mixer.name": "b"}]}, TWO, 0.45, (0.25, 0.6)),  # of 15 means the 8th
+        ({"lead": [{"mixer.name": "a"}, {"mixer.name": "b"}]}, TWO, 0.45, (0.25, 0.6)),  # the 8th of 15 means
         ({"sooner": [{"mixer.name": "a"}, {"mixer.name": "b"}]}, TIMES, 0.84, None),  # 20 of 25 pairs, and 2 ties
         ({"take": "min", "over": "mixer.name"}, TWO, 0.3, (0.1, 0.5)),
         ({"take": "median"}, TWO, 0.55, None),
-        ({"take": "max", "over": "mixer.name", "metric": "v"}, SPREAD, 5, (4, 6)),  # of numbers without an accuracy
+        ({"take": "max", "over": "mixer.name", "metric": "v"}, SPREAD, 5, (4, 6)),  # rows without an accuracy
         ({"take": "max", "over": "mixer.name", "learned": 0.9, "metric": "n"}, CELLS, 9, (9, 9)),
-        ({"solved": 0.5}, TWO, 0.6, (0.2624, 0.8784)),  # six of ten, Clopper and Pearson
+        ({"solved": 0.5}, TWO, 0.6, (0.2624, 0.8784)),  # six of ten, Clopper-Pearson
         ({"spearman": {"x": "x", "y": "n", "over": "mixer.name"}}, CELLS, 1.0, None),
         ({"superiority": {"x": "x", "learned": 0.9, "over": "mixer.name"}}, CELLS, 1.0, None),
         ({"variance_ratio": {"over": "mixer.name"}, "metric": "v"}, SPREAD, 7.8, None),  # F = 40, (40 - 1) / 5
@@ -111,7 +110,7 @@ CELLS = {f"m{n}": {"test/accuracy": 0.95 if n > 4 else 0.2, "x": 10.0**n, "n": n
         ({"where": {"x": "least"}, "metric": "n"}, CELLS, 0, (0, 0)),
     ],
 )
-def test_a_verb_measures_as_by_hand(
+def test_the_value_and_interval_of_a_check_equal_those_by_hand(
     check: dict[str, Any], cells: dict[str, Any], value: float, interval: tuple[float, float] | None, folder: Path
 ) -> None:
     (found,) = judge(spec_of(folder, {"at_least": 0} | check), rows_of(**cells)).checks
@@ -122,7 +121,7 @@ def test_a_verb_measures_as_by_hand(
 
 @pytest.mark.parametrize(
     ("region", "verdicts"),
-    [  # of accuracies from 0.6 to 0.9, from 0.1 to 0.5, and of one seed too few
+    [  # verdicts for accuracies from 0.6 to 0.9, from 0.1 to 0.5, and with one seed too few
         ({"at_least": 0.6}, ("holds", "fails", "undecided")),
         ({"at_least": 0.7}, ("undecided", "fails", "undecided")),
         ({"at_most": 0.5}, ("fails", "holds", "undecided")),
@@ -132,7 +131,9 @@ def test_a_verb_measures_as_by_hand(
         ({"near": {"column": "chance", "relative": 0.1}}, ("fails", "undecided", "undecided")),
     ],
 )
-def test_a_region_judges_both_ways(region: dict[str, Any], verdicts: tuple[str, ...], folder: Path) -> None:
+def test_a_region_gives_holds_fails_or_undecided(
+    region: dict[str, Any], verdicts: tuple[str, ...], folder: Path
+) -> None:
     found = spec_of(folder, region | {"each": {"mixer.name": ["a", "b", "c", "nowhere"]}})
     rows = rows_of(**TWO, c=TWO["a"])[:-1]
     assert tuple(check.verdict for check in judge(found, rows).checks) == verdicts
@@ -141,7 +142,7 @@ def test_a_region_judges_both_ways(region: dict[str, Any], verdicts: tuple[str, 
 
 @pytest.mark.parametrize(
     ("check", "enough"),
-    [  # of five seeds and of eight
+    [  # whether five and eight seeds are enough
         ({"at_least": 0.5, "solved": 0.9, "if_true": 0.99}, (False, True)),
         ({"at_least": 0.5, "sooner": [{}, {}], "if_true": 0.95}, (False, True)),
         ({"at_least": 0, "lead": [{}, {}], "if_true": {"value": 0.3, "sd": 0.2}}, (False, True)),
@@ -150,7 +151,7 @@ def test_a_region_judges_both_ways(region: dict[str, Any], verdicts: tuple[str, 
         ({"at_least": {"column": "chance", "times": 2}}, (True, True)),
     ],
 )
-def test_a_prediction_that_could_not_be_decided_is_not_registered(
+def test_a_prediction_without_statistical_power_is_not_registered(
     check: dict[str, Any], enough: tuple[bool, bool], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for n_seeds, has_power in zip((5, 8), enough, strict=True):
@@ -164,13 +165,13 @@ def test_a_prediction_that_could_not_be_decided_is_not_registered(
     ("kind", "easy", "hard", "verdict"),
     [
         ("easier", 1.0, 0.1, "holds"),
-        ("easier", 0.5, 0.1, "undecided"),  # the control does not hold
-        ("easier", 0.5, 0.9, "fails"),  # what was learned needs no control
+        ("easier", 0.5, 0.1, "undecided"),  # the control fails
+        ("easier", 0.5, 0.9, "fails"),  # a learned task needs no control
         ("given", 0.5, 0.9, "undecided"),
         ("given", 1.0, 0.9, "fails"),
     ],
 )
-def test_a_control_in_place_or_by_name_voids_a_check(
+def test_a_check_is_undecided_without_its_control_given_inline_or_by_name(
     kind: str, easy: float, hard: float, verdict: str, folder: Path
 ) -> None:
     rows = rows_of(hard=hard, easy=easy)
@@ -187,9 +188,9 @@ def test_a_control_in_place_or_by_name_voids_a_check(
         (0.1, 0.1, 5, "holds"),
         (0.1, 0.9, 5, "fails"),
         (0.1, 0.1, 1, "holds"),
-        (0.1, 0.9, 1, "undecided"),  # one seed of longer training is a control only
+        (0.1, 0.9, 1, "undecided"),  # one seed of longer training can only confirm
         (0.9, 0.1, 1, "fails"),
-        (0.1, 0.1, 0, "undecided"),  # longer training was not tried
+        (0.1, 0.1, 0, "undecided"),  # there are no longer runs
     ],
 )
 def test_a_negative_needs_longer_training(usual: float, later: float, seeds: int, verdict: str, folder: Path) -> None:
@@ -200,19 +201,19 @@ def test_a_negative_needs_longer_training(usual: float, later: float, seeds: int
     assert found.verdict == verdict
 
 
-def test_a_limit_is_fitted_on_some_cells_and_tested_on_the_others(folder: Path) -> None:
+def test_classify_fits_a_limit_on_some_cells_and_tests_it_on_the_others(folder: Path) -> None:
     def classify(fit: list[str]) -> Check:
         given = {"x": "x", "learned": 0.9, "over": "mixer.name", "fit": [{"mixer.name": fit}]}
         return judge(spec_of(folder, {"at_least": 0.6, "classify": given}), rows_of(**CELLS)).checks[0]
 
-    assert classify(["m1", "m3", "m6", "m8"]).value == pytest.approx(1)  # the limit lies between m3 and m6
-    unlearned = classify(["m0", "m1"])  # the limit lies right above these
-    assert unlearned.value == unlearned.low == pytest.approx(5 / 8)  # no more than the commoner outcome
+    assert classify(["m1", "m3", "m6", "m8"]).value == pytest.approx(1)  # the limit is between m3 and m6
+    unlearned = classify(["m0", "m1"])  # the limit is just above these
+    assert unlearned.value == unlearned.low == pytest.approx(5 / 8)  # the share of the more frequent outcome
     assert fitted_limit([(1e-3, False), (1e-1, True)]) == pytest.approx(1e-2)
-    assert 0 <= fitted_limit([(0.0, False), (1e-3, True), (0.0, False)]) < 1e-3  # a gradient that is gone
+    assert 0 <= fitted_limit([(0.0, False), (1e-3, True), (0.0, False)]) < 1e-3  # with vanished gradients
 
 
-def test_cells_without_the_number_are_neither_fitted_nor_told_nor_ranked(folder: Path) -> None:
+def test_cells_without_the_number_are_ignored_by_superiority_and_classify(folder: Path) -> None:
     cells = CELLS | {f"none{n}": {"test/accuracy": n, "x": "", "n": 0} for n in range(2)}
     given = {"x": "x", "learned": 0.9, "over": "mixer.name"}
     classify = given | {"fit": [{"mixer.name": ["m3", "m6", "none0"]}]}
@@ -231,19 +232,17 @@ def test_cells_without_the_number_are_neither_fitted_nor_told_nor_ranked(folder:
         {"spearman": {"x": "chance", "y": "accuracy", "over": "mixer.name"}},  # needs five cells
     ],
 )
-def test_a_lost_number_leaves_a_check_undecided_whichever_seed_it_is_of(
-    check: dict[str, Any], lost: int, folder: Path
-) -> None:
+def test_a_missing_number_of_any_seed_leaves_a_check_undecided(check: dict[str, Any], lost: int, folder: Path) -> None:
     rows = rows_of(**TWO, **{f"c{n}": {"test/accuracy": n / 8, "chance": 0.1 * n} for n in range(3)})
     rows[lost]["test/accuracy"] = ""
     (found,) = judge(spec_of(folder, {"at_least": -1} | check), rows).checks
     assert (found.verdict, math.isnan(found.value) or found.reason != "") == ("undecided", True)
 
 
-def test_a_ratio_to_nothing_and_groups_of_unequal_size_are_undecided(folder: Path) -> None:
+def test_a_ratio_to_zero_and_groups_of_unequal_size_are_undecided(folder: Path) -> None:
     check = {"at_least": 0, "ratio": [{"mixer.name": "a"}, {"mixer.name": "b"}]}
-    nothing = rows_of(a=0.5, b=[0.1, 0.2, 0.0, 0.3, 0.4])
-    assert judge(spec_of(folder, check), nothing).checks[0].reason == "no number for seed 2"
+    zero = rows_of(a=0.5, b=[0.1, 0.2, 0.0, 0.3, 0.4])
+    assert judge(spec_of(folder, check), zero).checks[0].reason == "no number for seed 2"
     check = {"at_least": 0, "variance_ratio": {"over": "mixer.name"}, "metric": "v"}
     assert judge(spec_of(folder, check), rows_of(**SPREAD)[1:]).checks[0].verdict == "undecided"
 
@@ -259,7 +258,7 @@ def test_a_correlation_needs_five_cells_and_a_run_that_never_learns_has_no_speed
     assert number_of(last, "speed") == pytest.approx(1 / 992)
 
 
-def test_what_lies_at_another_length_is_a_metric(folder: Path) -> None:
+def test_scores_at_other_lengths_are_metrics(folder: Path) -> None:
     cells = {"a": {"test/accuracy": 1, "test/at_length/32/accuracy": 0.5, "task.seq_len": 8}}
     for metric in ("accuracy@32", "accuracy@4x"):
         assert judge(spec_of(folder, {"at_least": 0.9, "metric": metric}), rows_of(**cells)).checks[0].value == 0.5
@@ -268,7 +267,7 @@ def test_what_lies_at_another_length_is_a_metric(folder: Path) -> None:
     assert (curve.label, list(curve.x), list(curve.y)) == ("a", [8, 32], [1, 0.5])
 
 
-# What is frozen
+# Hashes of predictions
 
 
 BASE = f"""\
@@ -289,7 +288,7 @@ checks: {{learned: {{at_least: 0.9}}}}"""
         ("task: needle", "task: needle, d_model: 16", False),
     ],
 )
-def test_the_hash_is_of_what_is_predicted(before: str, after: str, same: bool, folder: Path) -> None:
+def test_the_hash_changes_only_with_the_prediction(before: str, after: str, same: bool, folder: Path) -> None:
     file = write(folder, BASE)
     first, text = read_spec("own", "small").hash, file.read_text(encoding="utf-8")
     assert before in text
@@ -297,7 +296,7 @@ def test_the_hash_is_of_what_is_predicted(before: str, after: str, same: bool, f
     assert (read_spec("own", "small").hash == first) is same
 
 
-def test_the_hash_knows_the_version_of_a_probe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hash_changes_with_the_version_of_a_probe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder, BASE)
     first = read_spec("own", "small").hash
     monkeypatch.setitem(PROBES, "gradient", replace(PROBES["gradient"], version=2))
@@ -311,7 +310,7 @@ def test_the_hash_knows_the_version_of_a_probe(folder: Path, monkeypatch: pytest
 def test_a_record_is_reproduced_from_its_runs(name: str) -> None:
     found, stored = read_spec(name, "small"), RECORDS[name]
     assert found.hash == stored["predicted"]["hash"]
-    if stored["verdict"] == "open":  # predicted, and not run yet
+    if stored["verdict"] == "open":  # predicted but not run yet
         return
     file = ROOT / "docs" / "results" / f"{name}.csv"
     rows = read_rows(file.read_text(encoding="utf-8"), found.experiment.fixed) if file.is_file() else []
@@ -325,7 +324,7 @@ def test_a_record_is_reproduced_from_its_runs(name: str) -> None:
     assert Prediction(name, "", "", "").judge(evidence) == stored["verdict"]
 
 
-def test_every_page_renders_and_a_placeholder_needs_its_record() -> None:
+def test_every_page_renders_and_a_placeholder_without_record_is_refused() -> None:
     assert set(pages(RECORDS)) == {"README.md", "docs/choosing.md", "docs/findings.md", "docs/results.md"}
     for kept in (read_records(ROOT / "docs" / "papers.json"), {}):
         assert all(f"## {name}" in papers.papers_page(kept) for name in list_specs(papers.KIND))
@@ -350,15 +349,15 @@ def run_of(config: dict[str, Any]) -> Run:
         for setting in ("small", "full")
     ],
 )
-def test_every_setting_means_runs_that_train_takes_and_checks_are_about_them(
+def test_every_setting_has_valid_runs_and_checks_that_select_some(
     name: str, setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = tmp_path / "build/stdlib/text.txt"  # what the comment in text_recall.yaml copies
+    text = tmp_path / "build/stdlib/text.txt"  # the file that a comment in text_recall.yaml tells users to make
     text.parent.mkdir(parents=True)
     text.write_text("No text is read here. " * 250_000)
     monkeypatch.chdir(tmp_path)
     experiment = read_experiment(spec.CONFIGS / "experiment" / f"{name}.yaml", setting)
-    if setting == "full":  # widths that match are searched for in the other setting: it takes long
+    if setting == "full":  # the slow search for matching widths is tested with the other setting
         experiment = replace(experiment, match={})
     found = expand(experiment, Path("runs"))
     assert found.n_runs
@@ -395,7 +394,7 @@ def test_every_setting_means_runs_that_train_takes_and_checks_are_about_them(
         ("checks: {a: {at_least: 1}}\nplot: {z: loss}", "'z'"),
     ],
 )
-def test_a_bad_file_is_one_line(text: str, key: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_file_is_a_one_line_error(text: str, key: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(folder, f"{SMALL}\n{text}")
     assert application.main(["experiments", "own", "--out", str(folder / "out")]) == 2
     assert key in error_line(capsys, "lab experiments")
@@ -411,7 +410,7 @@ def test_a_bad_file_is_one_line(text: str, key: str, folder: Path, capsys: pytes
         ([], "no runs of any experiment"),
     ],
 )
-def test_a_bad_command_is_one_line(
+def test_wrong_arguments_are_one_line_errors(
     argv: list[str], key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert application.main(["experiments", *argv, "--run_dir", str(tmp_path), "--out", str(tmp_path)]) == 2
@@ -419,7 +418,7 @@ def test_a_bad_command_is_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_verbs_of_the_application_and_the_list_of_experiments(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_lists_commands_and_experiments(capsys: pytest.CaptureFixture[str]) -> None:
     assert application.main(["--help"]) == 0
     assert "experiments" in capsys.readouterr().out
     assert application.main(["experiment"]) == 2
@@ -433,17 +432,17 @@ def test_the_verbs_of_the_application_and_the_list_of_experiments(capsys: pytest
 # Probes
 
 
-def test_the_gradient_before_training_tells_a_highway_from_a_short_memory() -> None:
+def test_the_probe_gradient_distinguishes_a_highway_from_a_short_memory() -> None:
     def probed(mixer: str, distance: int) -> float:
         argv = f"--mixer {mixer} --task needle --task.distance {distance} --d_model 16"
         (columns,) = measure(["gradient"], [run_of(parse(argv.split()).config)])
         return columns["gradient"]
 
     assert probed("attention", 64) > 1e-3
-    assert 0 < probed("lstm", 64) < 1e-5  # below 1e-9 a float32 would have a floor
+    assert 0 < probed("lstm", 64) < 1e-5
 
 
-def test_probes_add_a_column_to_each_run() -> None:
+def test_probes_add_columns_to_each_run() -> None:
     heads = (parse(["--mixer=factorized", f"--mixer.n_heads={h}", "--task=ssm_teacher"]).config for h in (1, 8))
     first, last = measure(["head_count_bound"], [*map(run_of, heads)])
     assert first["bound"] > 0.1
@@ -455,7 +454,7 @@ def test_probes_add_a_column_to_each_run() -> None:
 
 @torch.no_grad()
 def test_a_layer_is_distilled_into_heads(generator: torch.Generator) -> None:
-    """On white inputs the best heads miss what the bound says, and fitted ones gain nothing; two heads are enough."""
+    """On white inputs the best single head has the error of the bound, fitting gains nothing, two heads are exact."""
     x, others = (draw(200, 16, 6, generator=generator) for _ in range(2))
     mixer = randomise(create_mixer("factorized", 6, n_heads=2, max_seq_len=16), generator).double()
     bound, best, fitted, *enough = distil(mixer, x, others)[:6]
@@ -468,8 +467,8 @@ def test_a_layer_is_distilled_into_heads(generator: torch.Generator) -> None:
 
 
 @torch.no_grad()
-def test_what_a_token_without_content_adds_is_measured(generator: torch.Generator) -> None:
-    """Against attention over the sequence with the token in front; a token whose weights are constant is a bias."""
+def test_the_effect_of_a_bos_token_is_measured(generator: torch.Generator) -> None:
+    """Against attention over the sequence with the token in front. With constant weights the token is a bias."""
     model = Backbone(
         {"name": "lab.experiments.bos:BosAttention", "n_heads": 2}, 6, 1, n_outputs=5, d_input=6, backbone="bare"
     )
@@ -499,7 +498,7 @@ def test_what_a_token_without_content_adds_is_measured(generator: torch.Generato
 
 
 def leave_runs(run_dir: Path, metrics: Callable[[str], float], missing: int = 0) -> None:
-    """Leave the folder of a sweep over two mixers; of the last runs only that they were planned."""
+    """Write the folder of a sweep over two mixers; the last `missing` runs are only planned."""
     folder, entries = run_dir / "own" / "small", []
     for at, (mixer, seed) in enumerate((mixer, seed) for mixer in ("lstm", "attention") for seed in range(6)):
         kept = folder / f"run{at}"
@@ -538,13 +537,15 @@ found: "Attention has {{{{ check('own', 'attention').value }}}}."
 """
 
 
-def test_a_sweep_is_judged_and_judged_again_from_its_list(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_is_judged_and_later_judged_again_from_its_csv(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(folder, OWN)
     argv = ["own", "--run_dir", str(folder / "runs"), "--out", str(folder / "out")]
     assert command.main([*argv, "--predict"]) == 0
     registered = read_records(folder / "out" / "results.json")["own"]
-    assert (registered["verdict"], registered["predicted"]["commit"]) == ("open", None)  # in no repository
-    for missing in (12, 7, 1):  # of one mixer all is missing; five seeds would be enough for a verdict
+    assert (registered["verdict"], registered["predicted"]["commit"]) == ("open", None)  # outside a repository
+    for missing in (12, 7, 1):  # no runs; only one mixer; one run missing, although five seeds would be enough
         leave_runs(folder / "runs", {"lstm": 0.5, "attention": 1.0}.get, missing)  # type: ignore[arg-type]
         assert command.main(argv) == 3
     assert read_records(folder / "out" / "results.json")["own"]["missing"] == ["run11"]
@@ -561,14 +562,14 @@ def test_a_sweep_is_judged_and_judged_again_from_its_list(folder: Path, capsys: 
         assert len(list(csv.DictReader(file))) == 12
     capsys.readouterr()
     (folder / "runs").rename(folder / "gone")
-    assert command.main(argv) == 0  # from the list
+    assert command.main(argv) == 0  # from the CSV
     assert read_records(folder / "out" / "results.json")["own"] == first
     write(folder, OWN.replace("at_least: 0.9", "at_most: 0.9"))
     assert command.main(argv) == 1
     assert read_records(folder / "out" / "results.json")["own"]["changed_after"]
 
 
-def test_without_names_those_that_have_runs_are_judged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_names_all_experiments_with_runs_are_judged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("another", "own", "yet_another"):
         write(folder, OWN, name)
     leave_runs(folder / "runs", {"lstm": 0.5, "attention": 1.0}.get)  # type: ignore[arg-type]
@@ -578,7 +579,7 @@ def test_without_names_those_that_have_runs_are_judged(folder: Path, capsys: pyt
     assert read_records(folder / "out" / "results.json").keys() == {"own"}
 
 
-def test_a_prediction_is_registered_anew_until_its_file_is_committed(
+def test_a_prediction_can_be_registered_again_until_its_file_is_committed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(folder, OWN)
@@ -592,7 +593,7 @@ def test_a_prediction_is_registered_anew_until_its_file_is_committed(
         assert read_records(folder / "out" / "results.json")["own"]["predicted"]["commit"] == "first"
 
 
-def test_a_prediction_is_before_the_runs_if_it_is_before_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prediction_must_precede_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "git", lambda *arguments: "" if arguments[-1] == "later" else None)
     assert record.is_before("one", ["later", "later"])
     assert not record.is_before("one", ["earlier", "later"])
@@ -623,7 +624,7 @@ published:
 
 @pytest.fixture
 def paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with one paper."""
+    """A folder of configurations with one paper."""
     for module in (spec, papers):
         monkeypatch.setattr(module, "CONFIGS", tmp_path)
     (tmp_path / papers.KIND).mkdir()
@@ -638,7 +639,7 @@ def test_a_published_score_is_compared_with_ours(paper: Path) -> None:
     checks = {cell.name: cell.compare(rows) for cell in papers.published_cells(found)}
     assert checks["Scaled: a"].value == pytest.approx(2 * (0.75 + 0.012) - 1)
     words = [line[-1] for lines in papers.tables(found, checks).values() for line in lines]
-    # 0.62 of 100 answers may be 0.52, which is above the whole of 0.1 to 0.5
+    # The interval of 0.62 on 100 answers starts at 0.52, above the interval 0.1 to 0.5 of ours.
     assert words == ["within", "**lower**", "no such mixer here", "within", "**higher**", "not run"]
 
 
@@ -646,20 +647,20 @@ def test_a_paper_keeps_its_record_until_a_run_has_finished(paper: Path, monkeypa
     kept = paper / "out" / papers.STORED
     kept.parent.mkdir()
     kept.write_text(before := '{"own": {"checks": []}}')
-    monkeypatch.setattr(papers, "sweep", lambda argv: 130)  # Ctrl-C, before there is a run
+    monkeypatch.setattr(papers, "sweep", lambda argv: 130)  # Ctrl-C before the first run
     monkeypatch.setattr(papers, "read_listed", lambda *_: record.Listed("", {}, (), fresh=True))
     assert papers.main(["own", "--out", str(kept.parent)]) == 130
     assert kept.read_text() == before
 
 
 @pytest.mark.parametrize("metric", ["accuracy@4x", "accuracy@0.5x", "speed", "steps", "acuracy"])
-def test_a_metric_that_no_run_has_is_one_line(metric: str) -> None:
+def test_a_metric_that_no_run_has_is_refused(metric: str) -> None:
     with refused("unknown column"):
         number_of({"test/accuracy": "0.5", "seed": "0"}, metric)
 
 
 @pytest.mark.parametrize(("argv", "key"), [(["owm"], "own"), (["own", "--setting", "large"], "small")])
-def test_a_paper_that_is_not_there_is_one_line(
+def test_an_unknown_paper_or_setting_is_a_one_line_error(
     argv: list[str], key: str, paper: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert application.main(["reproduce", *argv, "--out", str(paper / "out")]) == 2
@@ -668,7 +669,7 @@ def test_a_paper_that_is_not_there_is_one_line(
 
 
 @pytest.mark.slow
-def test_a_paper_is_reproduced_and_the_same_command_finds_its_runs(
+def test_a_paper_is_reproduced_and_the_same_command_reuses_its_runs(
     paper: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["own", "--run_dir", str(paper / "runs"), "--slots", "1", "--out", str(paper / "out")]
@@ -680,7 +681,7 @@ def test_a_paper_is_reproduced_and_the_same_command_finds_its_runs(
 
 
 @pytest.mark.parametrize("name", list_specs(papers.KIND))
-def test_every_published_cell_is_about_runs_that_train_takes(name: str) -> None:
+def test_every_published_cell_selects_one_valid_configuration(name: str) -> None:
     for setting in read_mapping(spec.CONFIGS / papers.KIND / f"{name}.yaml")["settings"]:
         found = read_spec(name, setting, papers.KIND)
         runs = [
@@ -690,5 +691,5 @@ def test_every_published_cell_is_about_runs_that_train_takes(name: str) -> None:
         columns = {key: "" for run in runs for key in run}
         conditions = [cell.where for cell in papers.published_cells(found) if cell.where is not None]
         about = [len(papers.select([columns | run for run in runs], where)) for where in conditions]
-        assert max(about) == 1  # one configuration for each cell
+        assert max(about) == 1  # at most one configuration per cell
         assert setting == "small" or min(about) == 1

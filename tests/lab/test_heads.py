@@ -1,4 +1,4 @@
-"""`zoo heads` of a run: the task's own sequences, its score, the files, and what it refuses."""
+"""`zoo heads` on a run: its sequences and score come from the run's task; files and one-line errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import zoo
 from lab import config
 from lab.build import build
 from lab.examples import examples
-from tests.lab.runs import error_line
+from tests import error_line
 from zoo import __main__ as command
 from zoo.theory.scores import accuracy
 
@@ -23,7 +23,7 @@ FLAGS = ("--task", "mqar", "--task.seq_len", "16", "--task.n_pairs", "2", "--tas
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A folder as a run leaves it, of a model that was not trained."""
+    """The folder of a run with an untrained model."""
     given = config.parse([*FLAGS, "--mixer", "attention", "--mixer.n_heads", "2", "--n_layers", "1"]).config
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(given))
@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_run_is_read_and_scored_on_its_task(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_measured_and_scored_on_its_task(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, page = run.parent / "heads.json", run.parent / "heads.html"
     sizes = ("--sequences", "2", "--others", "3", "--json", str(data), "--html", str(page))
     assert command.main(["heads", str(run), *sizes]) == 0
@@ -51,14 +51,14 @@ def test_a_run_is_read_and_scored_on_its_task(run: Path, capsys: pytest.CaptureF
     assert "http" not in page.read_text()
 
 
-def test_no_layer_is_cut_where_that_is_not_asked_for(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_functional_never_skips_the_scores_of_truncated_layers(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["heads", str(run), "--sequences", "1", "--others", "1", "--functional", "never"]) == 0
     shown = capsys.readouterr().out
     assert "at 1 sequence of mqar." in shown
     assert "Score" not in shown
 
 
-def test_the_shape_of_a_mixture_that_is_read_is_named(run: Path) -> None:
+def test_a_mixture_gives_sequences_of_its_longest_shape(run: Path) -> None:
     file = run / "config.yaml"
     given = yaml.safe_load(file.read_text())
     given["task"]["mixture"] = [{"n_pairs": 1}, {"seq_len": 18}]
@@ -67,26 +67,20 @@ def test_the_shape_of_a_mixture_that_is_read_is_named(run: Path) -> None:
     assert (found.task, found.inputs.shape) == ("mqar, the longest of 2 shapes", (2, 18))
 
 
-def test_what_cannot_be_read_is_refused_in_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = run.parent / "text"
-    text.write_text("to be or not to be")
-    noise = run.parent / "noise"
-    noise.write_bytes(b"\xe2\x28")
-    for flags, says in (
+def test_wrong_arguments_are_one_line_errors(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, message in (
         ((str(run), "--seq_len", "8"), "the task of a run sets the length"),
-        ((str(run), "--text", str(text)), "has no tokenizer for --text"),
         ((str(run), "--text", "missing"), "--text missing cannot be read"),
-        ((str(run), "--text", str(noise)), "is not UTF-8 text"),
         ((str(run), "--json", str(run)), f"{run} is a folder"),
         ((str(run), "--html", "no_such_folder/heads.html"), "there is no folder no_such_folder"),
         (("nowhere",), "no run at nowhere"),
     ):
         assert command.main(["heads", *flags]) == 2
-        assert says in error_line(capsys, "zoo")
+        assert message in error_line(capsys, "zoo")
 
 
-def test_rows_that_are_padded_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Operators and scores are of whole sequences: padding would be read as if it were input."""
+def test_padded_rows_are_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Operators and scores use whole sequences, so padding would be taken for input."""
     inputs, file = np.random.default_rng(0).integers(20, size=(99, 5)), run.parent / "rows.npz"
     config_file = run / "config.yaml"
     given = yaml.safe_load(config_file.read_text()) | {"task": {"name": str(file), "vocab_size": 20, "n_classes": 20}}

@@ -1,4 +1,4 @@
-"""The leaderboard: which cells are missing and in which order they come, what is merged, and the pages."""
+"""The leaderboard: missing cells and their order, merging of records, pages, and whole commands."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from lab.sweep.grid import arguments
 from lab.view import leaderboard
 from lab.view.cells import ALL, FILE, in_order, read_cells, task_names
 from lab.view.leaderboard import PICTURE, SORTABLE, STORED, Leaderboard, groups_of, overview
-from tests import refused
-from tests.lab.runs import error_line
+from tests import error_line, refused
 from zoo.registry import MIXERS
 from zoo.report.page import as_markdown
 
 
 def record(mixer: str, task: str, *scores: float, metric: str = "accuracy", **other: Any) -> dict[str, Any]:
-    """A cell whose seeds have these scores."""
+    """The record of a cell with these scores, one per seed."""
     facts = {"metric": metric, "chance": 0.1, "lr": 0.01, "window": {"octaves": 1.7, "at_least": True}}
     sizes = {"params": 50_000, "state_bytes": 320, "shape": read_experiment(FILE, task).shape, "digest": ""}
     of_each = {"steps_to_90": 100, "tokens_per_second": 1e4, "seconds": 2.0, "converged": True, "stopped_early": True}
@@ -37,9 +36,7 @@ def record(mixer: str, task: str, *scores: float, metric: str = "accuracy", **ot
     return {"mixer": mixer, "task": task, **facts, **sizes, **machine, **other}
 
 
-def test_a_cell_is_run_again_only_if_its_configuration_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cell_is_rerun_only_if_its_configuration_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (cell,) = read_cells(["lstm"], ["mqar"], 3)
     assert cell.missing(None) == [0, 1, 2]
     assert cell.missing(record("lstm", "mqar", 0.5, 0.6, digest=cell.digest)) == [2]
@@ -50,7 +47,7 @@ def test_a_cell_is_run_again_only_if_its_configuration_has_changed(
     changed.write_text(FILE.read_text(encoding="utf-8").replace("n_pairs: 16", "n_pairs: 8"), encoding="utf-8")
     (other,) = read_cells(["lstm"], ["mqar"], 3, changed)
     assert (other.digest != cell.digest, other.experiment.shape != cell.experiment.shape) == (True, True)
-    for value, same in ((None, True), ("", False), (0, False)):  # an option that came later
+    for value, same in ((None, True), ("", False), (0, False)):  # an option that a later version adds
         later = {"task.later": value}
         monkeypatch.setattr(
             "lab.view.cells.deciding_options", lambda config, later=later: deciding_options(config) | later
@@ -58,14 +55,14 @@ def test_a_cell_is_run_again_only_if_its_configuration_has_changed(
         assert (read_cells(["lstm"], ["mqar"], 3)[0].digest == cell.digest) is same
 
 
-def test_the_stored_cells_are_not_run_again(tmp_path: Path) -> None:
-    board = Leaderboard(tmp_path / "new")  # begins with those of docs
+def test_the_committed_cells_are_not_rerun(tmp_path: Path) -> None:
+    board = Leaderboard(tmp_path / "new")  # starts with the records in docs
     for mixer, task in sorted(board.records)[::30]:
         (cell,) = read_cells([mixer], [task], None)
         assert cell.missing(board.records[mixer, task]) == []
 
 
-def test_mixers_that_choose_have_something_to_choose_in_every_cell() -> None:
+def test_sequences_of_every_cell_are_long_enough_for_top_k_mixers() -> None:
     for cell in read_cells(["moba", "nsa", "dsa"], [], 1):
         experiment = cell.experiment
         options = experiment.fixed | {key: values[0] for key, values in experiment.grids[0].items()}
@@ -74,13 +71,13 @@ def test_mixers_that_choose_have_something_to_choose_in_every_cell() -> None:
         model.require_choice(task.spec.seq_len)
 
 
-def test_a_mixer_has_the_options_of_the_grid_that_names_it_or_of_the_first(tmp_path: Path) -> None:
+def test_a_mixer_has_the_options_of_the_grid_that_lists_it_or_of_the_first(tmp_path: Path) -> None:
     cells = {cell.mixer: cell.experiment.grids[0] for cell in read_cells(["attention", "ssd", "gru"], ["mqar"], None)}
     assert (cells["attention"]["mixer.d_conv"], cells["attention"]["canon"]) == ([0], ["A"])
     assert ("canon" in cells["ssd"], cells["gru"]["canon"], cells["gru"]["mixer"]) == (False, ["A"], ["gru"])
 
 
-def test_a_mixer_of_ones_own_counts_by_the_text_of_its_file(tmp_path: Path) -> None:
+def test_the_digest_of_a_users_mixer_depends_on_the_text_of_its_file(tmp_path: Path) -> None:
     digests = []
     for folder, end in (("a", ""), ("b", ""), ("c", "\n# changed")):
         file = tmp_path / folder / "mine.py"
@@ -98,7 +95,7 @@ def test_a_mixer_of_ones_own_counts_by_the_text_of_its_file(tmp_path: Path) -> N
         read_cells([f"{tmp_path / folder / 'mine.py'}:Mine" for folder in ("a", "b")], ["mqar"], 1)
 
 
-def test_a_cell_that_is_named_twice_is_run_once() -> None:
+def test_a_cell_that_is_given_twice_is_run_once() -> None:
     cells = read_cells(["lstm", ALL, "lstm"], ["mqar", "mqar"], 2)
     assert sorted(cell.mixer for cell in cells) == sorted(MIXERS)
 
@@ -107,7 +104,7 @@ def test_rows_and_columns_fill_evenly_and_empty_cells_come_first() -> None:
     cells = read_cells(("lstm", "gru"), ("mqar", "parity"), 2)
     order = [(cell.mixer, cell.task) for cell in in_order(cells, {})]
     assert order == [("lstm", "mqar"), ("gru", "parity"), ("gru", "mqar"), ("lstm", "parity")]
-    done = {("lstm", "mqar"): (0.5,), ("gru", "mqar"): (0.5, 0.6)}  # a seed is missing, none is missing
+    done = {("lstm", "mqar"): (0.5,), ("gru", "mqar"): (0.5, 0.6)}  # the first lacks a seed, the second is complete
     digests = {(cell.mixer, cell.task): cell.digest for cell in cells}
     records = {place: record(*place, *scores, digest=digests[place]) for place, scores in done.items()}
     found = [(cell.mixer, cell.task) for cell in in_order(cells, records)]
@@ -132,7 +129,7 @@ def test_numbers_are_medians_and_the_interval_needs_five_seeds() -> None:
     assert "steps to 90 %" not in cells(0.5, 0.7, 0.6, steps=(None, None, 100))  # an empty column
 
 
-def test_the_pages_show_what_was_run_and_leave_the_rest_empty() -> None:
+def test_the_pages_show_the_records_and_leave_other_cells_empty() -> None:
     records = [
         record("lstm", "mqar", *[0.5] * 5),
         record("gru", "mqar", 0.7),
@@ -164,22 +161,22 @@ def test_the_sortable_page_shows_any_budget(tmp_path: Path, browser: Any) -> Non
     assert shown("thead button") == ["mixer", "mqar", "k_hop"]
     assert (shown("tbody th"), shown("tbody td")) == (
         ["attention", "lstm", "<b>"],
-        ["0.73 1/2\n≥ 1.7", "", "", "1.00 1/1\n≥ 1.7", "0.15 0/2\n≥ 1.7", ""],  # below it the window of rates
+        ["0.73 1/2\n≥ 1.7", "", "", "1.00 1/1\n≥ 1.7", "0.15 0/2\n≥ 1.7", ""],  # the second line is the lr window
     )
     browser.find_element("css selector", "td.cell").click()
     assert "0.73" in shown("#said")[0]
     browser.find_elements("css selector", "thead button")[1].click()
-    assert shown("tbody th") == ["attention", "<b>", "lstm"]  # an empty cell comes last
+    assert shown("tbody th") == ["attention", "<b>", "lstm"]  # empty cells sort last
     slider = browser.find_element("name", "budget")
     slider.send_keys(Keys.HOME)
-    assert shown("tbody td")[0] == "0.25"  # after 300 steps, by validation
+    assert shown("tbody td")[0] == "0.25"  # the validation score after 300 steps
     browser.find_element("css selector", "td.cell").click()
     assert "300 steps" in shown("#said")[0]
     assert "0.25" in shown("#said")[0]
     assert [entry["message"] for entry in browser.get_log("browser")] == []
 
 
-def test_the_file_keeps_what_another_command_has_merged_and_the_pages_leave_other_shapes_out(tmp_path: Path) -> None:
+def test_two_commands_can_merge_records_and_the_pages_omit_other_shapes(tmp_path: Path) -> None:
     (tmp_path / STORED).write_text("[]")
     assert PICTURE not in {str(file.relative_to(tmp_path)) for file in Leaderboard(tmp_path).write()}
     one, other = Leaderboard(tmp_path), Leaderboard(tmp_path)
@@ -196,10 +193,10 @@ def test_the_file_keeps_what_another_command_has_merged_and_the_pages_leave_othe
     assert (tmp_path / PICTURE).read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_bad_command_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_one_line_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = tmp_path / STORED
     broken.write_text("{")
-    for argv, named in (
+    for argv, message in (
         (["--mixers", "lstn"], "'lstn' (did you mean 'lstm'?)"),
         (["--tasks", "mqr"], "'mqr' (did you mean 'mqar'?)"),
         (["--mixers", "absent.py:Mine"], "there is no file"),
@@ -209,11 +206,11 @@ def test_a_bad_command_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--fast"], "--fast"),
     ):
         assert application.main(["leaderboard", *argv, "--dry_run"]) == 2
-        assert named in error_line(capsys, "lab leaderboard")
+        assert message in error_line(capsys, "lab leaderboard")
 
 
 @pytest.mark.slow
-def test_cells_are_run_once_and_further_seeds_have_the_rate_that_was_picked(
+def test_cells_are_run_once_and_more_seeds_reuse_the_tuned_learning_rate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "tiny.yaml"

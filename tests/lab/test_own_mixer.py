@@ -1,4 +1,4 @@
-"""Mixers that users bring, in the commands: flags, help, folders, and runs of a plain module that does not stream."""
+"""Users' mixers in the commands: flags, help, run folders, runs without streaming, and marks for looking ahead."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from lab.run.folder import RunFolder
 from lab.sweep import sweep
 from lab.view import read_runs
 from lab.view.rows import group_runs
-from tests import refused
-from tests.lab.runs import TINY, error_line, results, shown
+from tests import error_line, refused
+from tests.lab.runs import TINY, results, shown
 from zoo.__main__ import main
 from zoo.errors import UsageError
 from zoo.registry import MIXERS
@@ -32,10 +32,10 @@ class Patterned(nn.Linear):
         super().__init__(d_model, d_model)
 
 class Squashed(nn.Module):
-    """A mean so far, squashed.
+    """A squashed running sum.
 
     Args:
-        gain: what multiplies it.
+        gain: factor of the map.
     """
 
     def __init__(self, width, gain=1.0, deep: bool = False, place: "device | None" = None, act=nn.Tanh()):
@@ -67,7 +67,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"{tmp_path}/mine.py:Squashed"
 
 
-def test_the_options_of_ones_own_mixer_are_flags(mine: str, tmp_path: Path) -> None:
+def test_the_options_of_a_users_mixer_are_flags(mine: str, tmp_path: Path) -> None:
     command = config.parse(["--mixer", "mine.py:Squashed", "--mixer.gain", "2", "--mixer.deep", "true"])
     assert command.config["mixer"] == {"name": mine, "gain": 2, "deep": True}
     assert command.defaults["mixer"] == {"name": mine, "gain": 1.0, "deep": False}
@@ -79,7 +79,7 @@ def test_the_options_of_ones_own_mixer_are_flags(mine: str, tmp_path: Path) -> N
     assert command.config["mixer"]["pattern"] == [mine, "attention"]
     assert command.config["mixer"]["Squashed"] == {"gain": 3, "deep": False}
     assert RunFolder.of(command).name.startswith("mqar/hybrid-")
-    # Members of one name from two files have run folders of their own.
+    # Members with the same class name from two files have different run folders.
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.py").write_text(PLAIN)
     patterns = [f"[{folder}mine.py:Squashed, attention]" for folder in ("", "other/")]
@@ -88,9 +88,9 @@ def test_the_options_of_ones_own_mixer_are_flags(mine: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("argv", ["--mixer {} --help", "--mixer.help {}"])
-def test_the_help_of_ones_own_mixer_has_its_docstring(argv: str, mine: str, capsys: pytest.CaptureFixture[str]) -> None:
-    shows = "  --mixer.gain  Any; default 1.0\n      what multiplies it.\n  --mixer.deep  bool; default false\n"
-    assert shown(capsys, *argv.format(mine).split()).endswith(shows)
+def test_the_help_of_a_users_mixer_has_its_docstring(argv: str, mine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    end = "  --mixer.gain  Any; default 1.0\n      factor of the map.\n  --mixer.deep  bool; default false\n"
+    assert shown(capsys, *argv.format(mine).split()).endswith(end)
 
 
 @pytest.mark.parametrize(
@@ -102,13 +102,13 @@ def test_the_help_of_ones_own_mixer_has_its_docstring(argv: str, mine: str, caps
         ("--mixer hybrid --mixer.pattern [mine.py:Nothing]", "unknown name in"),
     ],
 )
-def test_what_cannot_be_followed_is_said_on_one_line(argv: str, message: str, mine: str) -> None:
+def test_wrong_flags_are_one_line_errors(argv: str, message: str, mine: str) -> None:
     with refused(re.escape(message), UsageError):
         config.parse(argv.split())
 
 
 @pytest.mark.slow
-def test_a_run_of_ones_own_mixer(
+def test_a_users_mixer_trains_resumes_and_is_loaded(
     mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], logged: list[str]
 ) -> None:
     argv = [*SHORT, "--mixer", "mine.py:Squashed"]
@@ -138,7 +138,7 @@ def test_a_run_of_ones_own_mixer(
 
 
 @pytest.mark.slow
-def test_a_mixer_that_looks_ahead_is_marked_everywhere_and_kept_off_the_leaderboard(
+def test_a_mixer_that_looks_ahead_is_marked_and_kept_off_the_leaderboard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -161,13 +161,13 @@ def test_a_mixer_that_looks_ahead_is_marked_everywhere_and_kept_off_the_leaderbo
     sweep.main(
         ["--mixer", "mine.py:Peeking,mine.py:Squashed", *SHORT, "--name", "swept", "--run_dir", str(tmp_path / "swept")]
     )
-    said = capsys.readouterr().out
-    assert said.count("reads later positions") == 1
-    assert "mine.py:Peeking (looks ahead)" in said
+    printed = capsys.readouterr().out
+    assert printed.count("reads later positions") == 1
+    assert "mine.py:Peeking (looks ahead)" in printed
 
 
 @pytest.mark.parametrize("shift", [0, -1])
-def test_two_of_a_class_are_both_asked_whether_they_look_ahead(
+def test_two_mixers_of_the_same_class_are_both_checked_for_looking_ahead(
     shift: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.py").write_text(PEEKING)
@@ -179,15 +179,15 @@ def test_two_of_a_class_are_both_asked_whether_they_look_ahead(
     assert ("reads later positions" in leak) == (shift != 0)
 
 
-@pytest.mark.parametrize(("at", "seen"), [(96, True), (97, False)])
-def test_a_leak_at_the_tasks_own_length_is_seen(at: int, seen: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("at", "detected"), [(96, True), (97, False)])
+def test_a_leak_at_only_the_tasks_length_is_detected(at: int, detected: bool, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(PEEKING)
     mixer = {"name": f"{tmp_path}/mine.py:Peeking", "at": at}
     leak = find_leak(zoo.Backbone(mixer, n_layers=1, d_model=8, vocab_size=8, n_outputs=8), 96)
-    assert ("reads later positions" in leak) == seen
+    assert ("reads later positions" in leak) == detected
 
 
-def test_a_mixer_whose_outputs_are_not_finite_is_refused_and_not_said_to_look_ahead(
+def test_a_mixer_with_non_finite_outputs_is_refused_for_that_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Whole runs of tasks that users bring: they train, go on, are read again by path, and say what is gone or changed."""
+"""Whole runs of users' tasks: they train, resume, and refuse changed or missing data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from lab import training as train
 from lab.examples import examples
 from lab.sweep.sweep import main as sweep
 from lab.view import read_runs
-from tests.lab.runs import TinyRuns, error_line, results
+from tests import error_line
+from tests.lab.runs import TinyRuns, results
 
 FUNCTION = """
 def first_again(rng, n, seq_len: int = 8):
@@ -27,7 +28,7 @@ RUNS = TinyRuns(
 
 
 def make(folder: Path, name: str, late: int) -> str:
-    """Write the task; the target or the path that names it."""
+    """Write a task file, and return the task's name for --task."""
     if name.endswith(".py"):
         (folder / name).write_text(FUNCTION.replace("[:, 0]", f"[:, {late}]"))
         return f"{name}:first_again"
@@ -38,7 +39,7 @@ def make(folder: Path, name: str, late: int) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["own_tasks.py", "own.npz"])
-def test_a_run_of_ones_own_task(
+def test_a_users_task_trains_resumes_and_refuses_changed_data(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -67,7 +68,9 @@ def test_a_run_of_ones_own_task(
         examples(folder, "test", 3)
 
 
-def test_a_function_that_cannot_be_a_task_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_function_that_cannot_be_a_task_is_a_one_line_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "own_tasks.py"
     file.write_text("def needy(rng, n, width): ...")
     assert train.main(["--task", f"{file}:needy"]) == 2
@@ -75,7 +78,7 @@ def test_a_function_that_cannot_be_a_task_is_one_line(tmp_path: Path, capsys: py
 
 
 @pytest.mark.slow
-def test_a_sweep_over_ones_own_tasks(
+def test_a_sweep_over_users_tasks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

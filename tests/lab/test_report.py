@@ -1,4 +1,4 @@
-"""Numbers, tables, plots and files of the reports."""
+"""zoo.report: atomic files, number formats, Markdown, plots, terminal tables, closed pipes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from tests import raising
 from zoo.registry import MIXERS
 from zoo.report import markdown, plots, terminal
 from zoo.report.files import as_json, read_json, write_atomically
@@ -23,7 +24,7 @@ from zoo.report.numbers import NOTHING, number, size
 
 
 @pytest.mark.parametrize("content", ["τ\n", b"\x89PNG\r\n"])
-def test_text_and_bytes_arrive_as_they_are(content: str | bytes, tmp_path: Path) -> None:
+def test_text_and_bytes_are_written_unchanged(content: str | bytes, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("before, and longer")
     write_atomically(path, content)
@@ -31,20 +32,17 @@ def test_text_and_bytes_arrive_as_they_are(content: str | bytes, tmp_path: Path)
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_failure_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError("no space left")
-
+def test_a_failed_write_leaves_only_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     write_atomically(path, "old")
-    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(os, "replace", raising(OSError("no space left")))
     with pytest.raises(OSError, match="no space left"):
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_that_is_not_there_is_named_as_it_was_given(tmp_path: Path) -> None:
+def test_an_error_of_writing_has_the_path_that_was_given(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as refused:
         write_atomically(tmp_path / "absent" / "model.ckpt", b"")
     assert refused.value.filename == str(tmp_path / "absent")
@@ -59,7 +57,7 @@ def test_a_folder_that_is_not_there_is_named_as_it_was_given(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
-def test_what_is_not_finite_is_null_in_json_both_ways(tmp_path: Path) -> None:
+def test_non_finite_numbers_are_null_in_written_and_read_json(tmp_path: Path) -> None:
     content = {1: math.nan, "a": [math.inf, (1, 2.5)], "b": {"c": -math.inf, "d": True, "e": "NaN"}}
     plain_data = {"1": None, "a": [None, [1, 2.5]], "b": {"c": None, "d": True, "e": "NaN"}}
     assert json.loads(as_json(content)) == plain_data
@@ -87,16 +85,16 @@ def test_what_is_not_finite_is_null_in_json_both_ways(tmp_path: Path) -> None:
         (None, NOTHING),
     ],
 )
-def test_a_number_is_as_long_as_it_says_something(value: float | None, text: str) -> None:
+def test_the_format_of_numbers(value: float | None, text: str) -> None:
     assert number(value) == text
 
 
 @pytest.mark.parametrize(("n_bytes", "text"), [(0, "0 B"), (1023, "1,023 B"), (2**40, "1 TiB"), (2**52, "4,096 TiB")])
-def test_bytes_have_the_largest_unit_that_they_fill(n_bytes: int, text: str) -> None:
+def test_sizes_in_bytes_have_the_largest_fitting_unit(n_bytes: int, text: str) -> None:
     assert size(n_bytes) == text
 
 
-def test_a_part_of_a_page_is_replaced_where_it_stands() -> None:
+def test_replace_part_replaces_only_the_marked_part_of_a_page() -> None:
     page = "before\n<!-- part -->\nold\n<!-- /part -->\nafter\n"
     assert markdown.replace_part(page, "part", "new\n") == page.replace("old", "new")
     assert markdown.replace_part(page, "another", "new\n") == page
@@ -105,14 +103,15 @@ def test_a_part_of_a_page_is_replaced_where_it_stands() -> None:
 # Plots
 
 
-def test_a_mixer_has_a_look_of_its_own() -> None:
+def test_every_mixer_has_a_different_colour_and_marker() -> None:
+    """If it fails, append the new mixer to plots._LISTED."""
     looks = [plots.look_of(mixer) for mixer in MIXERS]
-    assert len({(look.colour, look.marker) for look in looks}) == len(looks)  # else append the new one to plots._LISTED
+    assert len({(look.colour, look.marker) for look in looks}) == len(looks)
     assert plots.look_of("attention") == ("#0072b2", "o", "circle", "●")
     assert plots.look_of("my_mixers.py:Mine").glyph == "●"
 
 
-def test_names_of_points_cover_neither_one_another_nor_the_frame(rng: np.random.Generator) -> None:
+def test_labels_of_points_do_not_overlap_and_stay_in_the_frame(rng: np.random.Generator) -> None:
     figure, (axes,) = plots.new_figure()
     for at, (x, y) in enumerate(rng.uniform(0.0, 0.7, (20, 2))):
         axes.plot([x], [y], marker="o", label=f"point_{at}")
@@ -126,7 +125,7 @@ def test_names_of_points_cover_neither_one_another_nor_the_frame(rng: np.random.
     assert all(frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 <= frame.y1 for box in within)
 
 
-def test_a_picture_has_one_style_and_the_same_bytes_whatever_the_users_settings_are() -> None:
+def test_a_styled_figure_does_not_depend_on_the_users_settings() -> None:
     import matplotlib
 
     @plots.styled
@@ -144,7 +143,7 @@ def test_a_picture_has_one_style_and_the_same_bytes_whatever_the_users_settings_
 
 
 @pytest.mark.parametrize(("count", "rows", "columns"), [(1, 1, 1), (2, 1, 2), (3, 2, 2), (4, 2, 2)])
-def test_figures_are_one_array_two_in_a_row(count: int, rows: int, columns: int) -> None:
+def test_several_figures_become_one_image_with_two_per_row(count: int, rows: int, columns: int) -> None:
     figures = [plots.new_figure()[0] for _ in range(count)]
     height, width, channels = plots.as_pixels(figures[0]).shape
     pixels = plots.as_pixels(*figures)
@@ -155,7 +154,7 @@ def test_figures_are_one_array_two_in_a_row(count: int, rows: int, columns: int)
 # The terminal
 
 
-def test_cells_are_shown_as_they_are() -> None:
+def test_cells_are_not_interpreted_as_markup() -> None:
     console = Console(width=60)
     with console.capture() as captured:
         console.print(terminal.make_table(("[a]", "b"), [("[red]x[/]", "1")], "lr", title="[bold]"))
@@ -167,7 +166,7 @@ def test_cells_are_shown_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("ends", [lambda: 0, lambda: terminal.fail("zoo", BrokenPipeError(), 1)])
-def test_a_command_that_nobody_reads_ends_in_silence(
+def test_a_command_with_a_closed_output_ends_silently(
     ends: Callable[[], int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     reader, writer = os.pipe()
@@ -178,13 +177,13 @@ def test_a_command_that_nobody_reads_ends_in_silence(
         sys.stdout.write("read this")
         return ends()
 
-    with open(writer, "w", encoding="utf-8") as unread:  # noqa: PTH123 (it is no path)
+    with open(writer, "w", encoding="utf-8") as unread:  # noqa: PTH123 (a file descriptor)
         monkeypatch.setattr("sys.stdout", unread)
         assert main() == terminal.NOBODY_READS
     assert capfd.readouterr().err == ""
 
 
-def test_another_broken_pipe_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_pipe_elsewhere_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     @terminal.ends_unread
     def main() -> int:
         raise BrokenPipeError("a worker's")

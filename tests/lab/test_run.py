@@ -1,4 +1,4 @@
-"""A run's metrics on disk, nested and read back; the score by which a task is judged, the same everywhere."""
+"""Files of a run, and its scores: metrics on disk, damage, curves, the order of scores, and `lab.train`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FOUND: dict[str, Any] = {
 }
 
 
-def test_metrics_are_read_as_they_were_written_and_not_finite_ones_are_null(tmp_path: Path) -> None:
+def test_metrics_are_read_as_written_with_null_for_non_finite_ones(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, "run", 0)
     folder.path.mkdir(parents=True)
     assert read_metrics(folder.path) is None
@@ -47,7 +47,7 @@ def test_metrics_are_read_as_they_were_written_and_not_finite_ones_are_null(tmp_
 
 
 @pytest.mark.parametrize("name", [METRICS, CONFIG, ENVIRONMENT])
-def test_a_flipped_bit_in_a_finished_runs_files_is_refused_or_changes_nothing(name: str, tmp_path: Path) -> None:
+def test_a_flipped_bit_in_a_finished_runs_files_is_detected_or_harmless(name: str, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, "run", 0)
     folder.prepare({"lr": 0.1}, None, {})
     folder.write_metrics(FOUND)
@@ -67,7 +67,7 @@ def test_a_flipped_bit_in_a_finished_runs_files_is_refused_or_changes_nothing(na
                 read_metrics(folder.path)
 
 
-def test_numbers_are_found_in_metrics() -> None:
+def test_scores_are_found_in_nested_metrics() -> None:
     assert number_at(FOUND, "test", "at_length", "64", "accuracy") == 0.7
     assert [number_at(FOUND, *path) for path in (("test", "r2"), ("train", "loss"), ("params", "x"))] == [None] * 3
     assert at_lengths(FOUND, "accuracy") == {64: 0.7}
@@ -77,13 +77,13 @@ def test_numbers_are_found_in_metrics() -> None:
     headings = by_heading(FOUND)
     assert (headings["test/by_distance/16/accuracy"], headings["floor_at_heads/1"]) == (0.5, 0.3)
     states = [state_of(each) for each in (FOUND, {"test": {"loss": None}}, {"val": {"loss": 1.0}}, None)]
-    assert states == ["tested", "tested", "trained", "unfinished"]  # the second on no batch
+    assert states == ["tested", "tested", "trained", "unfinished"]  # the second was tested on no batch
 
 
 @pytest.mark.parametrize(
     ("score", "values", "goal", "first", "converged"),
     [
-        ("accuracy", (0.1, 0.5, 0.95, 0.94), 0.9, 300, True),  # the last quarter gains nothing
+        ("accuracy", (0.1, 0.5, 0.95, 0.94), 0.9, 300, True),  # no gain in the last quarter
         ("accuracy", (0.1, 0.5, 0.6, 0.62), 0.9, None, False),
         ("relative_squared_error", (0.9, 0.5, 0.09, 0.085), 0.1, 300, True),
         ("accuracy", (0.3,), 0.9, None, False),  # a single validation shows no gain
@@ -91,7 +91,7 @@ def test_numbers_are_found_in_metrics() -> None:
         ("accuracy", (), 0.9, None, None),
     ],
 )
-def test_a_curve_has_the_first_step_at_a_level_and_tells_whether_it_still_rises(
+def test_first_at_and_has_converged(
     score: str, values: Sequence[float], goal: float | None, first: int | None, converged: bool | None
 ) -> None:
     points = dict(zip(range(100, 500, 100), values, strict=False))
@@ -101,7 +101,7 @@ def test_a_curve_has_the_first_step_at_a_level_and_tells_whether_it_still_rises(
 TEXT = {"val": {"loss": 1.2, "accuracy": 0.5, "perplexity": 3.3}, "test": {"loss": 1.1, "accuracy": 0.6}}
 
 
-def test_runs_are_judged_by_the_first_score_that_one_has() -> None:
+def test_runs_are_judged_by_the_first_score_that_any_of_them_has() -> None:
     assert (score_of([TEXT], "test", "val"), score_of([TEXT], "test")) == ("perplexity", "accuracy")
     assert score_of([{"val": {"accuracy": None, "loss": 1.0}}, FOUND], "val") == "accuracy"
     assert score_of([{"test": {"loss": None}}], "test") == score_of([], "val") == "loss"
@@ -122,9 +122,9 @@ def test_scores_are_ordered_by_merit_then_loss() -> None:
     assert max(equal, key=lambda metrics: merits(metrics, "accuracy", "val")) is equal[1]
 
 
-def test_a_run_resumes_only_with_the_data_that_it_began_with(tmp_path: Path) -> None:
+def test_a_run_resumes_only_with_its_original_data(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, "task/mixer", 0)
-    folder.check_data({"content": "1"})  # not begun
+    folder.check_data({"content": "1"})  # a new run accepts any data
     folder.prepare({}, None, {"content": "1"})
     folder.check_data({"content": "1"})
     with pytest.raises(UsageError, match="other data"):
@@ -134,7 +134,7 @@ def test_a_run_resumes_only_with_the_data_that_it_began_with(tmp_path: Path) -> 
         folder.check_data({"content": "1"})
 
 
-def test_a_run_from_python_is_that_of_the_command(tmp_path: Path) -> None:
+def test_lab_train_runs_like_the_command(tmp_path: Path) -> None:
     task = {"name": "mqar", "seq_len": 16, "n_pairs": 2, "vocab_size": 32}
     options = {"d_model": 16, "run_dir": tmp_path, "figures_every": 0, "seed": 3, "no_test": True}
     run = lab.train(

@@ -1,4 +1,4 @@
-"""Failures that a run survives: two processes on a folder, damaged files, signals, full disks, kills."""
+"""Failures that a run survives: two processes in a folder, damaged files, signals, full disks, kills; several ranks."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from lab.run.files import FIRST_LOSS
 from lab.run.folder import RunFolder
 from lab.run.metrics import by_heading
 from lab.run.record import read_rungs, rung_at
-from tests import ROOT, python, raising, slow
+from tests import ROOT, error_line, python, raising, slow
 from tests.lab import kills
-from tests.lab.runs import MEASURED, TINY, TinyRuns, error_line, metrics, results, wait_until
+from tests.lab.runs import MEASURED, TINY, TinyRuns, metrics, results, wait_until
 from tests.tolerances import tolerance
 from tests.training import small
 from tests.training.small import assert_identical
@@ -51,7 +51,7 @@ command, go, folder, trained = RUNS.command, RUNS.go, RUNS.folder, RUNS.trained
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that nothing disturbed."""
+    """The folder of an undisturbed run."""
     return trained(tmp_path_factory.mktemp("whole"))
 
 
@@ -60,11 +60,11 @@ def saved(path: Path, checkpoint: str) -> dict[str, Any]:
 
 
 def curves(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """Every curve but the one that a clock draws, as TensorBoard reads it."""
+    """Every curve that TensorBoard reads, except timings."""
     read = small.curves(path)
     for tag, points in read.items():
         steps = [step for step, _ in points]
-        # Lightning writes the epoch along with whatever it logs: twice where a step is validated.
+        # Lightning logs the epoch with everything else, hence twice at a step with validation.
         assert steps == sorted(steps if tag == "epoch" else set(steps)), f"{tag} overlaps: {steps}"
     return {tag: points for tag, points in read.items() if tag not in MEASURED}
 
@@ -80,7 +80,7 @@ def assert_same_run(path: Path, expected: Path) -> None:
 
 
 def at_step(step: int, act: Callable[[], None]) -> AbstractContextManager[Any]:
-    """Runs inside do something after an optimizer step."""
+    """In this context runs call `act` after an optimizer step."""
     after = Throughput.on_train_batch_end
 
     def acting(self: Throughput, trainer: Any, *rest: Any) -> None:
@@ -92,7 +92,7 @@ def at_step(step: int, act: Callable[[], None]) -> AbstractContextManager[Any]:
 
 
 def stopped(run_dir: Path, *argv: str) -> Path:
-    """The folder of a run that was asked to stop after its fifth step."""
+    """The folder of a run that SIGINT stopped after its fifth step."""
     with at_step(5, lambda: signal.raise_signal(signal.SIGINT)):
         assert go(run_dir, *argv) == 130
     return folder(run_dir, *argv)
@@ -126,7 +126,9 @@ def test_a_folder_in_use_is_refused_until_its_holder_is_killed(
     assert not (folder(tmp_path) / "lock").exists()
 
 
-def test_a_lock_hides_no_finished_run_and_leaves_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_locked_finished_run_can_be_shown_and_a_lock_leaves_no_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with RunFolder(tmp_path, "task/mixer", 0).lock():
         assert list(tmp_path.iterdir())
     assert not list(tmp_path.iterdir())
@@ -141,13 +143,13 @@ def test_a_lock_hides_no_finished_run_and_leaves_no_trace(tmp_path: Path, capsys
 
 
 def cut(file: Path) -> None:
-    """As a full disk or a lost node leaves what was never synced."""
+    """Cut the file in half, as a full disk or a lost node may."""
     with file.open("r+b") as opened:
         opened.truncate(file.stat().st_size // 2)
 
 
 def zero(file: Path) -> None:
-    """As some file systems do after a crash: the length is there, the last blocks were never written."""
+    """Zero a part of the file: after a crash some file systems keep the length but lose blocks."""
     weight = max(torch.load(file, weights_only=True)["state_dict"].values(), key=torch.numel)
     data = bytearray(file.read_bytes())
     at = data.index(weight.numpy().tobytes())
@@ -159,7 +161,7 @@ def zero(file: Path) -> None:
     ("damage", "names", "source"),
     [(zero, ["last"], "previous"), slow(cut, ["last", "previous"], "best")],
 )
-def test_a_damaged_checkpoint_is_put_aside_for_the_one_before(
+def test_a_damaged_checkpoint_is_set_aside_and_the_previous_one_used(
     tmp_path: Path, whole: Path, damage: Any, names: list[str], source: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = stopped(tmp_path)
@@ -170,7 +172,7 @@ def test_a_damaged_checkpoint_is_put_aside_for_the_one_before(
     with patch.object(zipfile.ZipFile, "testzip", autospec=True, side_effect=zipfile.ZipFile.testzip) as reading:
         assert go(tmp_path) == 0
     read = [call.args[0].filename for call in reading.call_args_list]
-    # Once; the best checkpoint is replaced on the way, and the new one is read at the end.
+    # Each is read once; a new best checkpoint, written meanwhile, is read at the end.
     assert read.count(str(checkpoints / f"{source}.ckpt")) == (2 if source == "best" else 1)
     out, err = capsys.readouterr()
     for name, line in zip(names, err.splitlines(), strict=True):
@@ -180,7 +182,7 @@ def test_a_damaged_checkpoint_is_put_aside_for_the_one_before(
 
 
 @pytest.mark.parametrize("names", [["best"], slow(["last", "previous", "best"])])
-def test_without_a_checkpoint_that_restores_the_run_it_is_refused(
+def test_a_run_without_an_intact_checkpoint_is_refused(
     tmp_path: Path, names: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = stopped(tmp_path)
@@ -200,7 +202,7 @@ def test_without_a_checkpoint_that_restores_the_run_it_is_refused(
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What a job step of SLURM finds, and a `scontrol` that notes in the file returned how it was called."""
+    """The environment of a SLURM job step, with a `scontrol` that logs its calls to the returned file."""
     step = {"JOB_ID": 7, "JOB_NAME": "train", "NTASKS": 1, "PROCID": 0, "LOCALID": 0, "NODEID": 0, "NODELIST": "n0"}
     for name, value in step.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
@@ -223,7 +225,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         slow(signal.SIGUSR1, "at step 3"),
     ],
 )
-def test_a_signal_leaves_a_checkpoint_a_status_of_its_own_and_the_command_to_resume(
+def test_a_signal_leaves_a_checkpoint_an_exit_status_and_the_command_to_resume(
     tmp_path: Path, whole: Path, slurm: Path, number: int, where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir, before = tmp_path / "runs", signal.getsignal(number)
@@ -241,19 +243,21 @@ def test_a_signal_leaves_a_checkpoint_a_status_of_its_own_and_the_command_to_res
     assert go(run_dir) == 0
     assert f"resumed from step {3 if where == 'at step 3' else 8}" in capsys.readouterr().out
     assert_same_run(folder(run_dir), whole)
-    # Lightning would have put the job back by itself, with a checkpoint of its own next to the runs.
+    # Lightning's own SLURM support, which requeues the job and writes another checkpoint, must stay off.
     assert not slurm.exists()
     assert not list(tmp_path.rglob("hpc_ckpt*"))
 
 
-def test_a_platform_without_sigusr1_and_without_fork_is_asked_by_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_sigusr1_and_fork_only_sigterm_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(signal, "SIGUSR1")
     monkeypatch.delattr(os, "register_at_fork")
     assert runpy.run_path(signals.__file__)["SCHEDULER"] == (signal.SIGTERM,)
     runpy.run_path(numba_loops.__file__)
 
 
-def test_a_signal_while_the_command_line_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_while_the_command_line_is_parsed_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(train, "parse", lambda _: signal.raise_signal(signal.SIGTERM))
     assert train.main(command(tmp_path)) == train.REQUEUE
     assert list(tmp_path.iterdir()) == []
@@ -264,14 +268,14 @@ def test_a_signal_while_the_command_line_is_read(tmp_path: Path, monkeypatch: py
 
 @pytest.fixture
 def limit() -> Iterator[Callable[[int], None]]:
-    """Let no file grow beyond so many bytes: what a full disk does to those who write, without one."""
+    """A function that limits the size of files, which simulates a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("full_for", ["checkpoints", slow("curves"), slow("metrics")])
-def test_a_full_disk_ends_the_run_in_one_line_and_the_checkpoint_before_stays(
+def test_a_full_disk_is_a_one_line_error_and_keeps_the_previous_checkpoint(
     tmp_path: Path, whole: Path, full_for: str, limit: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, write = folder(tmp_path), RunFolder.write_metrics
@@ -300,13 +304,13 @@ def test_a_full_disk_ends_the_run_in_one_line_and_the_checkpoint_before_stays(
 
 @pytest.fixture
 def obey_permissions() -> Iterator[None]:
-    """Root writes where it has no permission to; take that power (CAP_DAC_OVERRIDE) from this thread for a test."""
+    """Make root obey file permissions: drop CAP_DAC_OVERRIDE from this thread for one test."""
     if os.geteuid() != 0:
         yield
         return
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this thread
-    data = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; twice, for capabilities below 32 and above
+    data = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; for capabilities below 32, then above
     assert libc.capget(header, data) == 0
     effective = data[0]
     data[0] &= ~(1 << 1)
@@ -345,7 +349,7 @@ SCENARIOS = {
 
 @pytest.fixture(scope="module")
 def forks() -> ForkServerContext:
-    """Processes that start with torch and Lightning imported; the imports take longer than the runs."""
+    """A fork server with torch and Lightning imported, since the imports take longer than the runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         context = multiprocessing.get_context("forkserver")
@@ -354,20 +358,16 @@ def forks() -> ForkServerContext:
     return context
 
 
-def next_second(path: Path) -> None:
-    """Wait until a new file of events sorts after those there are: their names tell no moments within a second."""
-    while any(int(file.name.split(".")[3]) >= int(time.time()) for file in path.glob("events.*")):
-        time.sleep(0.02)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_a_run_that_is_killed_ends_as_if_it_never_was(tmp_path: Path, scenario: str, forks: ForkServerContext) -> None:
+def test_a_run_that_is_killed_and_resumed_equals_an_undisturbed_one(
+    tmp_path: Path, scenario: str, forks: ForkServerContext
+) -> None:
     argv, log = SCENARIOS[scenario].split(), tmp_path / "log"
     path = folder(tmp_path / "run", *argv)
     expected = trained(tmp_path / "whole", *argv)
     for moment in (*kills.MOMENTS, None):
-        next_second(path)
+        small.next_second(path)
         process = forks.Process(target=kills.run, args=(command(tmp_path / "run", *argv), log, moment))
         process.start()
         process.join()
@@ -376,9 +376,9 @@ def test_a_run_that_is_killed_ends_as_if_it_never_was(tmp_path: Path, scenario: 
 
 
 @pytest.mark.slow
-def test_a_run_that_pauses_ends_as_if_it_never_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_pauses_equals_one_without(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = trained(tmp_path / "whole")
-    # In between validations, at one by its share of the steps, again at the same step.
+    # Between validations; at a validation, by its share of the steps; at the same step again; between validations.
     for stop_at in ("3", "0.5", "0.5", "6"):
         assert go(tmp_path / "stopped", "--stop_at", stop_at) == 0
     assert capsys.readouterr().out.count("has stopped at step 4 before") == 1
@@ -395,10 +395,10 @@ def test_a_run_that_pauses_ends_as_if_it_never_had(tmp_path: Path, capsys: pytes
         assert kept[0]["loops"] == kept[1]["loops"]
     assert go(tmp_path / "stopped", "--stop_at", "0.75") == 2
     assert "finished without stopping at 0.75" in capsys.readouterr().err
-    assert go(tmp_path / "stopped", "--stop_at", "1.0") == 0  # the end of a finished run is a stop too
+    assert go(tmp_path / "stopped", "--stop_at", "1.0") == 0  # a finished run has stopped at its end
     finished = {key: each for key, each in metrics(path).items() if key != "test"}
     assert rung_at(path, 1.0) == {"stop_at": 1.0, **finished}
-    assert rung_at(path, 1) is None  # the first step
+    assert rung_at(path, 1) is None  # the integer 1 is the first step
     assert go(tmp_path / "diverged", "--lr", "1e30", "--stop_at", "6") == 1
     (found,) = read_rungs(folder(tmp_path / "diverged", "--lr", "1e30"))
     assert "is not finite" in found["diverged"]
@@ -408,7 +408,7 @@ def test_a_run_that_pauses_ends_as_if_it_never_had(tmp_path: Path, capsys: pytes
 
 ALIKE = shlex.split(
     "--mixer hybrid --n_layers 2 --trainer.max_steps 60 --trainer.val_check_interval 4 --trainer.precision 64-true "
-    "--task.n_pairs 4 --task.min_pairs 1 --task.n_val 18 --task.n_test 18"  # unequal numbers of labels and of rows
+    "--task.n_pairs 4 --task.min_pairs 1 --task.n_val 18 --task.n_test 18"  # ranks differ in labels and rows
 )
 
 
@@ -428,26 +428,26 @@ def split_by(strategy: str) -> list[str]:
 
 
 def assert_same_numbers(path: Path, alone: Path) -> None:
-    """Assert equal metrics, to rounding."""
+    """Assert equal metrics, up to rounding."""
     found, expected = by_heading(results(path)), by_heading(results(alone))
-    absent = [name for name, value in expected.items() if value is None]  # not learned: no steps to 90 %
+    absent = [name for name, value in expected.items() if value is None]  # such as the steps to 90 %
     assert [found.pop(name) for name in absent] == [expected.pop(name) for name in absent]
     logged, points = ({k: each.pop(k) for k in [*each] if k.startswith("curve/")} for each in (found, expected))
-    assert logged == pytest.approx(points, rel=tolerance(torch.float32)["rtol"])  # as the curves in TensorBoard
+    assert logged == pytest.approx(points, rel=tolerance(torch.float32)["rtol"])  # TensorBoard's curves are float32
     assert found == pytest.approx(expected, rel=tolerance(torch.float64)["rtol"], abs=tolerance(torch.float64)["atol"])
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the run in one process."""
+    """The folder of the same run in one process."""
     return trained(tmp_path_factory.mktemp("alone"), *WHOLE)
 
 
 @pytest.mark.parametrize(("joined", "status"), [(False, 75), (True, 0)])
-def test_a_process_stopped_before_it_joins_the_others_ends_them(
+def test_a_rank_exits_with_an_error_only_if_it_is_stopped_before_joining(
     joined: bool, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first process would wait for it; of one that has joined Lightning takes a status for a crash."""
+    """Before joining, the error ends the first process, which would wait; after joining, Lightning reports a crash."""
     from lightning.pytorch.utilities import rank_zero_only
 
     monkeypatch.setattr(rank_zero_only, "rank", 1)
@@ -461,10 +461,10 @@ def test_a_process_stopped_before_it_joins_the_others_ends_them(
 @pytest.mark.parametrize(
     ("strategy", "signals"), [("ddp", [signal.SIGTERM, signal.SIGKILL]), ("fsdp", [signal.SIGTERM])]
 )
-def test_two_processes_train_as_one_with_their_batches_together_and_survive_the_same(
+def test_two_processes_train_and_survive_signals_like_one(
     strategy: str, signals: list[int], alone: Path, tmp_path: Path
 ) -> None:
-    """Stopped by a signal to one of them, then killed: in the end the metrics and curves of the one process."""
+    """After a signal to one of them and a kill, metrics and curves are those of one process with the joint batch."""
     split = split_by(strategy)
     path, log = folder(tmp_path, *split), tmp_path / "log"
     last = path / "checkpoints" / "last.ckpt"
@@ -479,7 +479,7 @@ def test_two_processes_train_as_one_with_their_batches_together_and_survive_the_
                 time.sleep(0.002)
             process.send_signal(number)
         assert process.wait() == statuses[number], log.read_text()
-        wait_until(lambda group=process.pid: gone(group))  # the other process too
+        wait_until(lambda group=process.pid: gone(group))  # the other process ends too
     assert_same_numbers(path, alone)
     assert curves(path).keys() == curves(alone).keys()
     for tag, points in curves(alone).items():
@@ -489,10 +489,10 @@ def test_two_processes_train_as_one_with_their_batches_together_and_survive_the_
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_in_shards_continues_in_one_process_and_the_reverse(alone: Path, tmp_path: Path) -> None:
+def test_a_sharded_run_continues_in_one_process_and_vice_versa(alone: Path, tmp_path: Path) -> None:
     shards = split_by("model_parallel")
 
-    def go_on(run_dir: Path, *argv: str) -> Path:
+    def train_in(run_dir: Path, *argv: str) -> Path:
         if argv[: len(WHOLE)] == (*WHOLE,):
             assert go(run_dir, *argv) == 0
         else:
@@ -500,6 +500,6 @@ def test_a_run_in_shards_continues_in_one_process_and_the_reverse(alone: Path, t
         return folder(run_dir, *argv)
 
     for first, then in ((WHOLE, shards), (shards, WHOLE)):
-        begun = go_on(tmp_path / "begun" / first[-1], *first, "--stop_at", "20")
+        begun = train_in(tmp_path / "begun" / first[-1], *first, "--stop_at", "20")
         last = str(begun / "checkpoints" / "last.ckpt")
-        assert_same_numbers(go_on(tmp_path / "ended" / first[-1], *then, "--ckpt_path", last), alone)
+        assert_same_numbers(train_in(tmp_path / "ended" / first[-1], *then, "--ckpt_path", last), alone)

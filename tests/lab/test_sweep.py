@@ -1,4 +1,4 @@
-"""Sweeps: what a grid means, what is left out and matched, what survives of a sweep whose runs do not."""
+"""Sweeps: expansion of grids, matched sizes, failures and interrupts, Ray, learning rate tuning, scores."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ from lab.sweep.grid import expand
 from lab.sweep.matching import TOLERANCE
 from lab.sweep.scores import Point, model_flags, score_table, scores
 from lab.sweep.tuning import beyond, promoted, window
-from tests import ROOT, raising
-from tests.lab.runs import TINY, error_line, results, wait_until
+from tests import ROOT, error_line, raising
+from tests.lab.runs import TINY, results, wait_until
 
 SMALL = shlex.split(f"{TINY} --trainer.val_check_interval 2")
-# A run in a hundredth of the time: it writes what train.py writes, or ends as train.py may end.
+# A fast replacement of train.py: it writes the same files, or fails in one of the ways that train.py may.
 STAND_IN = """
 import json, os, pathlib, signal, sys, time
 folder, how = pathlib.Path(sys.argv[1]), sys.argv[2]
@@ -100,7 +100,7 @@ ONE_SLOT, TWO_SLOTS = [{}], [{}, {}]
 
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Job], str]], None]:
-    """Replace train.py by a script; the argument says how each job ends."""
+    """Replace train.py by STAND_IN; the argument chooses how each job ends."""
     script = tmp_path / "stand_in.py"
     script.write_text(STAND_IN, encoding="utf-8")
 
@@ -124,11 +124,11 @@ def go(run_dir: Path, *argv: str) -> int:
 
 
 def runs_of(folder: Path) -> list[dict[str, Any]]:
-    """The runs of a sweep, as its file has them."""
+    """The runs in the sweep's sweep.json."""
     return json.loads((folder / "sweep.json").read_text(encoding="utf-8"))["runs"]
 
 
-# What a grid means
+# Grids
 
 
 @pytest.mark.parametrize(
@@ -144,14 +144,14 @@ def runs_of(folder: Path) -> list[dict[str, Any]]:
         (5, [5]),
     ],
 )
-def test_values_of_a_flag(value: Any, values: list[Any]) -> None:
+def test_the_values_of_a_flag(value: Any, values: list[Any]) -> None:
     assert values_of("", "flag", value) == values
 
 
 @pytest.mark.parametrize(
     ("fixed", "grids", "expected"),
     [
-        # Runs that are alike without the options that a mixer lacks are one.
+        # Without the options that a mixer lacks some runs are equal and count once.
         (
             {},
             [{"mixer": ["attention", "lstm"], "mixer.n_heads": [1, 2]}],
@@ -166,7 +166,7 @@ def test_values_of_a_flag(value: Any, values: list[Any]) -> None:
                 {"mixer": "attention", "mixer.n_heads": 2, "d_model": 16},
             ],
         ),
-        # Options of members and of tasks find their place.
+        # Options apply only to the members and tasks that have them.
         (
             {"mixer.attention.n_heads": 2, "mixer.d_state": 4, "task.distance": 16},
             [{"mixer": ["hybrid"], "task": ["mqar", "needle"]}, {"mixer": ["attention"], "task": ["mqar"]}],
@@ -182,7 +182,7 @@ def test_values_of_a_flag(value: Any, values: list[Any]) -> None:
                 {"mixer": "attention", "task": "mqar"},
             ],
         ),
-        # Several values of an option that takes a list are one list, as for train.py; several lists are several values.
+        # Several values of an option with a list type are one list, as in train.py; several lists are several values.
         (
             {"mixer": "hybrid"},
             [{"task.test_lengths": [16, 32], "mixer.pattern": ["lstm", "gru"]}, {"task.test_lengths": [[16], [32]]}],
@@ -219,7 +219,7 @@ def test_parameters_and_state_are_matched(mixer: str, wanted: dict[str, float], 
     assert all(abs(found[name] / value - 1) < TOLERANCE for name, value in wanted.items())
 
 
-def test_a_trial_is_matched_by_itself_and_stands_once(tmp_path: Path) -> None:
+def test_every_trial_is_matched_and_equal_trials_count_once(tmp_path: Path) -> None:
     tune = {"n_layers": [1, 3], "lr": [1e-3, 1e-2, 0.01]}
     (point,) = expand(Experiment("x", fixed={"mixer": "gru"}, match={"params": 5e4}, tune=tune), tmp_path).points
     tried = [(trial.options["n_layers"], trial.options["lr"]) for trial in point.trials]
@@ -229,7 +229,7 @@ def test_a_trial_is_matched_by_itself_and_stands_once(tmp_path: Path) -> None:
         assert abs(sum(p.numel() for p in model.parameters()) / 5e4 - 1) < TOLERANCE
 
 
-def test_an_experiments_file(tmp_path: Path) -> None:
+def test_an_experiments_file_has_settings_and_flags_override_it(tmp_path: Path) -> None:
     file = tmp_path / "heads.yaml"
     content = {
         "prediction": "more heads, less error",
@@ -250,7 +250,7 @@ def test_an_experiments_file(tmp_path: Path) -> None:
     assert small.grids == ({"mixer.n_heads": [1, 2, 3], "seed": [0]},)
     assert small.tune == {"lr": [1e-3, 1e-2]}
     assert full.grids == ({"mixer.n_heads": [8]}, {"mixer": ["lstm"]})
-    # A flag replaces what the file says of it, wherever it says it.
+    # A flag replaces its values everywhere in the file.
     over = small.overridden({"mixer.n_heads": [5], "trainer.max_steps": [7], "lr": [0.1]})
     assert over.grids == ({"seed": [0], "mixer.n_heads": [5], "trainer.max_steps": [7], "lr": [0.1]},)
     assert over.fixed == {"task": "ssm_teacher"}
@@ -310,7 +310,7 @@ def test_an_empty_key_of_an_experiments_file_is_no_text(tmp_path: Path) -> None:
         (None, "--mixer lstm --rungs 1/2,1/4", "--rungs: expected ascending shares of the steps such as 1/8,1/4,1/2"),
     ],
 )
-def test_bad_input_is_one_line_and_leaves_nothing(
+def test_bad_input_is_a_one_line_error_and_leaves_no_files(
     content: str | None,
     argv: str,
     message: str,
@@ -318,7 +318,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)  # is not installed
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if not installed
     file = tmp_path / "x.yaml"
     file.write_text(content or "", encoding="utf-8")
     runs = [] if content is None else [str(file), "--run_dir", str(tmp_path / "runs")]
@@ -327,7 +327,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert not (tmp_path / "runs").exists()
 
 
-def test_help_has_a_command_that_works_and_the_grid_is_printed_before_it_starts(
+def test_the_example_in_the_help_works_and_dry_run_prints_the_grid(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert sweep.main(["--help"]) == 0
@@ -357,10 +357,10 @@ def test_a_run_folder_of_another_configuration_is_refused_and_kept(
     assert (folder / "config.yaml").read_text(encoding="utf-8") == held
 
 
-# What survives
+# Failures and interrupts
 
 
-def test_what_fails_is_reported_and_stops_no_other(tmp_path: Path, stand_in: Any) -> None:
+def test_a_failed_run_is_reported_and_the_others_continue(tmp_path: Path, stand_in: Any) -> None:
     stand_in(lambda job: job.name)
     (tmp_path / "file").touch()
     good = json.dumps(FOUND)
@@ -380,7 +380,7 @@ def test_what_fails_is_reported_and_stops_no_other(tmp_path: Path, stand_in: Any
     assert reason(75).startswith("stopped by a signal")
 
 
-def test_done_is_what_has_both_its_mark_and_its_metrics(tmp_path: Path) -> None:
+def test_a_run_is_done_if_it_has_both_done_json_and_its_metrics(tmp_path: Path) -> None:
     job, trial = Job("x", (), tmp_path), Job("x", (), tmp_path, stop_at=0.5)
     (tmp_path / "rungs.json").write_text(json.dumps([{"stop_at": 0.25, "val": {}}]), encoding="utf-8")
     assert not trial.is_done
@@ -397,17 +397,15 @@ def test_done_is_what_has_both_its_mark_and_its_metrics(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_same_command_goes_on_where_it_stopped(
-    tmp_path: Path, stand_in: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_command_resumes_a_sweep(tmp_path: Path, stand_in: Any, capsys: pytest.CaptureFixture[str]) -> None:
     argv = shlex.split("--mixer gru,lstm --seed 0,1 --name grid --slots 2")
     broken = True
     stand_in(lambda job: "raises" if "lstm" in job.name and broken else json.dumps(FOUND | dict(job.expected)))
     assert go(tmp_path, *argv) == 1
-    said = capsys.readouterr().out
-    assert "runs: 4 to do, 0 done already, 2 at a time" in said
-    assert said.count("RuntimeError: the reason") == 2
-    assert re.search(r"gru +2/2 +accuracy 0\.7500 ± 0 ", said)
+    printed = capsys.readouterr().out
+    assert "runs: 4 to do, 0 done already, 2 at a time" in printed
+    assert printed.count("RuntimeError: the reason") == 2
+    assert re.search(r"gru +2/2 +accuracy 0\.7500 ± 0 ", printed)
     found = [(each["options"]["mixer"], each["seed"], each["state"]) for each in runs_of(tmp_path / "grid")]
     assert found == [("gru", 0, "done"), ("gru", 1, "done"), ("lstm", 0, "failed"), ("lstm", 1, "failed")]
     broken = False
@@ -415,14 +413,14 @@ def test_the_same_command_goes_on_where_it_stopped(
     assert "runs: 2 to do, 2 done already" in capsys.readouterr().out
     assert go(tmp_path, *argv) == 0
     assert "runs: all 4 are done already" in capsys.readouterr().out
-    # Each was carried out once.
+    # Each run was started once.
     assert [file.read_text(encoding="utf-8") for file in tmp_path.rglob("starts")] == ["x"] * 4
     assert go(tmp_path, *argv, "--overwrite") == 0
     assert [file.read_text(encoding="utf-8") for file in tmp_path.rglob("starts")] == ["xx"] * 4
 
 
 def when(condition: Callable[[], bool], then: Callable[[], None]) -> threading.Thread:
-    """A thread that acts once something has come about."""
+    """A thread that calls `then` as soon as the condition holds."""
 
     def wait() -> None:
         try:
@@ -436,11 +434,11 @@ def when(condition: Callable[[], bool], then: Callable[[], None]) -> threading.T
 
 
 def waiting(path: Path, n: int) -> bool:
-    """Whether so many stand-ins below a folder wait for their signal."""
+    """Whether n stand-ins below the folder wait for their signal."""
     return len(list(path.rglob("ready"))) >= n
 
 
-def test_ctrl_c_lets_the_runs_save_and_shows_the_command_that_resumes(
+def test_ctrl_c_lets_the_runs_save_and_prints_the_command_that_resumes(
     tmp_path: Path, stand_in: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stand_in(lambda job: "waits")
@@ -459,7 +457,7 @@ def test_ctrl_c_lets_the_runs_save_and_shows_the_command_that_resumes(
     assert go(tmp_path, *argv[:-1]) == 0
 
 
-def test_a_second_ctrl_c_kills(tmp_path: Path, stand_in: Any) -> None:
+def test_a_second_ctrl_c_kills_the_runs(tmp_path: Path, stand_in: Any) -> None:
     stand_in(lambda job: "holds out")
     stop = Stop()
     asked = when(lambda: waiting(tmp_path, 1), stop.ask)
@@ -470,8 +468,8 @@ def test_a_second_ctrl_c_kills(tmp_path: Path, stand_in: Any) -> None:
     assert outcome.state == "stopped"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
-def test_runs_of_a_sweep_that_is_killed_outright_are_asked_to_save(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a process when its parent dies")
+def test_runs_of_a_killed_sweep_are_stopped_and_save(tmp_path: Path) -> None:
     (tmp_path / "stand_in.py").write_text(STAND_IN, encoding="utf-8")
     code = (
         "import sys; from pathlib import Path; from lab.sweep.engine import *;"
@@ -516,11 +514,11 @@ def test_slots_share_gpus_and_cores(
 
 
 @pytest.mark.slow
-def test_ray_isolates_failures_shares_a_gpu_and_starts_again_what_a_lost_worker_was_running(
+def test_ray_isolates_failures_shares_a_gpu_and_restarts_jobs_of_a_lost_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray = pytest.importorskip("ray")
-    monkeypatch.setattr(ray, "init", functools.partial(ray.init, num_gpus=1))  # in name only
+    monkeypatch.setattr(ray, "init", functools.partial(ray.init, num_gpus=1))  # a pretended GPU
     (tmp_path / "stand_in.py").write_text(STAND_IN, encoding="utf-8")
 
     def carry_out(stop: Stop, *names: str) -> dict[str, Outcome]:
@@ -545,7 +543,7 @@ def test_ray_isolates_failures_shares_a_gpu_and_starts_again_what_a_lost_worker_
     assert (tmp_path / "0" / "saved").exists()
 
 
-def test_a_ray_cluster_that_cannot_be_used_is_one_line_and_leaves_nothing(
+def test_an_unusable_ray_cluster_is_a_one_line_error_and_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ray = pytest.importorskip("ray")
@@ -563,10 +561,13 @@ def test_a_ray_cluster_that_cannot_be_used_is_one_line_and_leaves_nothing(
     assert not (tmp_path / "runs").exists()
 
 
+# Learning rate tuning
+
+
 def test_a_learning_rate_is_picked_by_validation_and_the_others_are_never_tested(
     tmp_path: Path, stand_in: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # The best on the test split is not the best on validation; text is judged by its perplexity, not its accuracy.
+    # The best rate on the test split is not the best on validation; text is judged by perplexity, not accuracy.
     judged = {0.001: (8.0, 0.8), 0.01: (7.0, 0.1), 0.1: (9.0, 0.9)}
     states = []
 
@@ -584,7 +585,7 @@ def test_a_learning_rate_is_picked_by_validation_and_the_others_are_never_tested
     assert "3 trials on seed 3, halved after 0.25, 0.5 of the steps, then 2 runs with the picked values" in printed
     picked = "picked lr=0.01 by validation on seed 3 after 0.5 of the steps among 3: perplexity 7, loss 0.5; window "
     assert picked in printed
-    assert states[0] == ["waiting"] * 2  # the first seed has stopped at the last rung, and is not done
+    assert states[0] == ["waiting"] * 2  # the first seed stopped at the last rung and is not done
     runs = runs_of(tmp_path / "tuned")
     for run in runs:
         tested = (tmp_path / "tuned" / run["folder"] / "metrics.json").is_file()
@@ -595,7 +596,7 @@ def test_a_learning_rate_is_picked_by_validation_and_the_others_are_never_tested
     assert [run["seconds"] for run in runs_of(tmp_path / "tuned") if run["kind"] == "trial"] == [FOUND["seconds"]] * 2
 
 
-def test_trials_that_cannot_be_compared_at_the_rungs_of_more_of_them_are_refused_and_kept(
+def test_adding_trials_that_would_change_the_rungs_is_refused(
     tmp_path: Path, stand_in: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     judged = {0.001: 0.4, 0.002: 0.8, 0.004: 0.5, 0.008: 0.4}
@@ -606,10 +607,10 @@ def test_trials_that_cannot_be_compared_at_the_rungs_of_more_of_them_are_refused
 
     stand_in(found)
     argv = ["--mixer", "gru", "--name", "tuned", "--tune"]
-    assert go(tmp_path, *argv, "lr=1e-3,2e-3") == 0  # one rung, at 0.5
+    assert go(tmp_path, *argv, "lr=1e-3,2e-3") == 0  # one rung
     index = (tmp_path / "tuned" / "sweep.json").read_bytes()
-    assert json.loads(index)["rungs"] == [0.5]  # with the rate beyond the grid, three trials
-    assert go(tmp_path, *argv, "lr=1e-3,2e-3,4e-3,8e-3") == 2  # two, at 0.25 and 0.5
+    assert json.loads(index)["rungs"] == [0.5]  # three trials, with the rate beyond the grid
+    assert go(tmp_path, *argv, "lr=1e-3,2e-3,4e-3,8e-3") == 2  # would need two rungs, at 0.25 and 0.5
     assert "has no score at 0.25 of its steps, where trials are compared, but has reached " in error_line(
         capsys, "sweep.py"
     )
@@ -621,40 +622,40 @@ def test_trials_that_cannot_be_compared_at_the_rungs_of_more_of_them_are_refused
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_tuned_sweep_that_is_killed_ends_as_one_that_was_not(tmp_path: Path) -> None:
+def test_a_killed_and_resumed_tuned_sweep_equals_an_undisturbed_one(tmp_path: Path) -> None:
     argv = shlex.split("--mixer gru --seed 0,1 --tune lr=1e-3,1e-2 --trainer.max_steps 8 --slots 1 --name x")
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert go(whole, *argv) == 0
-    # Two trials have been at the first rung, one at the second.
+    # Kill it after two trials at the first rung and one at the second.
     process = subprocess.Popen([sys.executable, "sweep.py", *argv, *SMALL, "--run_dir", str(killed)], cwd=ROOT)
     when(lambda: sum(len(read_rungs(f.parent)) for f in killed.rglob("rungs.json")) >= 3, process.kill).join()
     assert process.wait() == -signal.SIGKILL
-    # At first a run may still be saving, in a folder that it has locked.
+    # At first a run may still be saving, with its folder locked.
     assert any(go(killed, *argv) == 0 for _ in range(3))
     found = []
     for run_dir in (whole, killed):
         metrics = {str(f.relative_to(run_dir)): json.loads(f.read_text()) for f in run_dir.rglob("metrics.json")}
         for each in metrics.values():
-            for name in ("seconds", "tokens_per_second", "crc32", "files_crc32"):  # the environment has the command
+            for name in ("seconds", "tokens_per_second", "crc32", "files_crc32"):  # the files contain the command
                 del each[name]
         found.append((metrics, [{**run, "seconds": None} for run in runs_of(run_dir / "x")]))
-    assert len(found[0][0]) == 3  # in 8 steps no trial beats guessing: both train to the end, then another seed
+    assert len(found[0][0]) == 3  # in 8 steps no trial beats guessing, so both train to the end, then another seed
     assert found[0] == found[1]
 
 
 @pytest.mark.slow
-def test_halving_trains_each_trial_once_and_diverged_ones_no_further(
+def test_halving_trains_each_trial_once_and_stops_diverged_ones(
     tmp_path: Path, stand_in: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def found(job: Job) -> str:
         lr = rate(job)
         if "lstm" in job.name or ("gru" in job.name and lr > 0.02):
             return json.dumps({"diverged": "the loss is nan", "step": 3})
-        if "rnn" in job.name:  # a guess among two values that were read, up to the last rung; chance is 0.125
+        if "rnn" in job.name:  # up to the last rung no better than guessing one of two values read; chance is 0.125
             accuracy = 0.5 + lr if job.stop_at in (0.25, 0.5) else 0.9 - lr
-        elif lr < 1e-3:  # beyond the grid
+        elif lr < 1e-3:  # the rate beyond the grid
             accuracy = 0.3
-        else:  # at the last rung the order turns round
+        else:  # the order reverses at the last rung
             accuracy = 0.9 - lr if job.stop_at == 0.5 else 0.6 + lr
         scores_ = {"accuracy": accuracy, "loss": 1.0}
         return json.dumps(FOUND | dict(job.expected) | {"val": scores_, "test": scores_, "step": 1, "chance": 0.125})
@@ -674,14 +675,14 @@ def test_halving_trains_each_trial_once_and_diverged_ones_no_further(
     assert [reached["rnn", lr] for lr in (0.001, 0.01, 0.03)] == [[0.25, 0.5, 1.0]] * 3
     octaves = {run["options"]["mixer"]: run["window"]["octaves"] for run in runs if run["kind"] == "run"}
     assert octaves == {"gru": pytest.approx(math.log2(10)), "rnn": pytest.approx(math.log2(30))}
-    # Each rung is a start, the winner's first seed is a run too, and its second seed another.
+    # Every rung is a start; so are the rest of the winner's first seed, and its second seed.
     starts = {file.parent: file.read_text(encoding="utf-8") for file in tmp_path.rglob("starts")}
     assert sorted(map(len, starts.values())) == [1] * 7 + [2, 3, 3, 3, 4]
     assert go(tmp_path, *argv) == 1
     assert starts == {file.parent: file.read_text(encoding="utf-8") for file in tmp_path.rglob("starts")}
 
 
-def test_trials_on_seeds_of_their_own_are_judged_by_their_mean_and_are_no_runs(tmp_path: Path, stand_in: Any) -> None:
+def test_tune_seeds_are_judged_by_their_mean_and_are_not_counted_as_runs(tmp_path: Path, stand_in: Any) -> None:
     def found(job: Job) -> str:
         seed = int(re.findall(r"--seed=(\d+)", " ".join(job.arguments))[0])
         accuracy = {(0.1, 100): 1.0, (0.1, 101): 0.0, (0.01, 100): 0.7, (0.01, 101): 0.6}.get((rate(job), seed), 0.5)
@@ -698,7 +699,7 @@ def test_trials_on_seeds_of_their_own_are_judged_by_their_mean_and_are_no_runs(t
 
 
 @pytest.mark.slow
-def test_a_run_has_the_bits_of_train_py_and_one_that_another_process_trains_is_waited_for(
+def test_a_sweeps_run_equals_train_py_and_waits_for_another_process_in_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "WAIT_FOR_OTHERS", 0.1)
@@ -721,12 +722,12 @@ def test_a_run_has_the_bits_of_train_py_and_one_that_another_process_trains_is_w
     assert [run["state"] for run in runs_of(tmp_path / "x")] == ["done"]
 
 
-def test_beyond_a_rate_beside_zero_or_one_so_near_there_is_no_other() -> None:
+def test_there_is_no_rate_beyond_one_next_to_zero_or_to_a_close_neighbour() -> None:
     assert [beyond([0.0, 1e-3, 2e-3], best) for best in (0.0, 1e-3, 2e-3)] == [None, None, 4e-3]
     assert [beyond(rates, rates[-1]) for rates in ([0.0, 1e-3], [1e-3, 1.01e-3], [1e-3])] == [None] * 3
 
 
-def test_the_better_half_of_the_trials_goes_on_and_of_equals_the_first() -> None:
+def test_the_better_half_of_the_trials_is_promoted_and_ties_go_to_the_first() -> None:
     found = [{"val": {"accuracy": a, "loss": 1.0}} for a in (0.2, 0.5, 0.5, 0.1)] + [{"diverged": "nan"}, None]
     assert promoted(found, "accuracy", 0.25, 0.5) == [1, 2, 0]
     assert promoted(found, "accuracy", 0.5, 0.5) == [1]
@@ -737,15 +738,15 @@ def test_the_better_half_of_the_trials_goes_on_and_of_equals_the_first() -> None
 @pytest.mark.parametrize(
     ("score", "chance", "guess", "values", "beaten"),
     [
-        ("accuracy", 0.5, None, [0.52, 0.549, 0.4], False),  # a tenth of the way is 0.55
+        ("accuracy", 0.5, None, [0.52, 0.549, 0.4], False),  # a tenth of the way from chance to 1 is 0.55
         ("accuracy", 0.5, None, [0.52, 0.551, 0.4], True),
-        ("accuracy", 1 / 32, 0.25, [0.25, 0.31, 0.3], False),  # guesses among the values that were read
+        ("accuracy", 1 / 32, 0.25, [0.25, 0.31, 0.3], False),  # no better than guessing one of the values read
         ("relative_squared_error", None, None, [1.1, 0.91, 1.0], False),
         ("relative_squared_error", None, None, [1.1, 0.89, 1.0], True),
         ("perplexity", 0.1, None, [50.0, 40.0, 60.0], True),
     ],
 )
-def test_all_trials_go_on_while_none_beats_a_guess_but_one_from_the_end(
+def test_all_trials_are_promoted_while_none_beats_guessing_except_at_the_end(
     score: str, chance: float | None, guess: float | None, values: list[float], beaten: bool
 ) -> None:
     found = [{"val": {score: value, "loss": 1.0}, "chance": chance} for value in values]
@@ -760,15 +761,15 @@ def test_all_trials_go_on_while_none_beats_a_guess_but_one_from_the_end(
 @pytest.mark.parametrize(
     ("score", "chance", "by_rung", "octaves", "at_least", "good"),
     [
-        # 90 % of what is above chance: 0.2 + 0.9 * 0.7 = 0.83.
+        # 90 % of the way from chance to the best: 0.2 + 0.9 * 0.7 = 0.83.
         ("accuracy", 0.2, {1: [0.2, 0.831, 0.9, 0.829, 0.2]}, 1, False, [False, True, True, False, False]),
         ("accuracy", 0.2, {1: [0.2, 0.84, 0.9, 0.89, 0.9]}, 3, True, [False, True, True, True, True]),
-        # A rate is compared where it was dropped, with the best there.
+        # A dropped rate is compared with the best at the rung where it was dropped.
         ("accuracy", 0.0, {0.25: [0.1, 0.5, 0.5, 0.2, 0.1], 1: [None, None, 0.9, None, None]}, 1, False, None),
-        # Where none had left chance, nothing can be said.
+        # At a rung where no rate beats chance, nothing is known.
         ("accuracy", 0.5, {0.25: [0.5] * 5, 1: [None, 0.6, 0.9, None, None]}, 0, True, [None, False, True, None, None]),
         ("relative_squared_error", None, {1: [1, 0.36, 0.3, 0.38, None]}, 1, False, [False, True, True, False, False]),
-        # What is good but apart from the best is no part of the window.
+        # A good rate that is not contiguous with the best one is outside the window.
         ("accuracy", 0.0, {1: [0.9, 0.1, 0.9, 0.1, 0.9]}, 0, False, [True, False, True, False, True]),
     ],
 )
@@ -810,7 +811,7 @@ def point(task: str, accuracy: float | None, planned: int = 1, **options: Any) -
     return Point(task, {"task": task, **options}, planned, found)
 
 
-def test_a_score_is_the_mean_over_tasks_of_the_mean_over_a_tasks_grid() -> None:
+def test_a_score_is_the_mean_over_tasks_of_the_mean_over_each_tasks_grid() -> None:
     points = [
         point("mqar", 0.9, mixer="lstm", **{"task.seq_len": 16}),
         point("mqar", 0.5, mixer="lstm", **{"task.seq_len": 32}),
@@ -821,7 +822,7 @@ def test_a_score_is_the_mean_over_tasks_of_the_mean_over_a_tasks_grid() -> None:
     ]
     lstm, ssd = scores(points, ["accuracy", "accuracy_macro"])
     assert (lstm["model"], ssd["model"]) == ({"mixer": "lstm"}, {"mixer": "ssd"})
-    # Not the mean over the runs, in which mqar would count three times: 0.625.
+    # The mean over runs, in which mqar counts three times, would be 0.625.
     assert lstm["accuracy"]["score"] == pytest.approx(0.75)
     assert lstm["accuracy_macro"]["score"] == pytest.approx(0.375)
     assert ssd["accuracy"]["score"] == pytest.approx(0.3)
@@ -837,14 +838,14 @@ def test_a_score_is_the_mean_over_tasks_of_the_mean_over_a_tasks_grid() -> None:
 def test_models_differ_by_the_options_that_differ_at_one_grid_point() -> None:
     points = [point("mqar", 0.5, d_model=8), point("mqar", 0.7, d_model=16), point("parity", 1.0, d_model=8)]
     assert model_flags(points) == ["d_model"]
-    # An option that goes with a task or with a point of its grid makes no other model.
+    # An option that changes only with the task or its grid point does not distinguish models.
     assert model_flags([point("mqar", 0.5, lr=1, d_conv=4), point("parity", 1.0, lr=2, d_conv=0)]) == []
     grid = [point("mqar", 0.5, decode_from=n, mixer="lstm", **{"task.seq_len": 2 * n}) for n in (8, 16)]
     assert model_flags(grid) == []
     assert model_flags([*grid, point("mqar", 0.5, decode_from=8, mixer="ssd", **{"task.seq_len": 16})]) == ["mixer"]
 
 
-def test_a_score_waits_until_every_grid_point_is_done() -> None:
+def test_there_is_no_score_until_every_grid_point_is_done() -> None:
     seeds = Point("mqar", {"task": "mqar"}, 2, [{"test": {"accuracy": 0.5}}])
     for points in ([point("mqar", 0.5), point("mqar", None)], [point("mqar", 0.5), seeds], [point("mqar", None)]):
         (score,) = scores(points, ["accuracy"])
@@ -854,7 +855,7 @@ def test_a_score_waits_until_every_grid_point_is_done() -> None:
 
 
 @pytest.mark.slow
-def test_a_scored_sweep_prints_and_writes_one_number_for_each_mixer(tmp_path: Path, stand_in: Any) -> None:
+def test_a_scored_sweep_writes_one_score_per_mixer(tmp_path: Path, stand_in: Any) -> None:
     file = tmp_path / "suite.yaml"
     content = {
         "score": ["accuracy_macro", "accuracy"],
@@ -871,7 +872,7 @@ def test_a_scored_sweep_prints_and_writes_one_number_for_each_mixer(tmp_path: Pa
         arguments = dict(each.removeprefix("--").split("=") for each in job.arguments if "=" in each)
         value = 0.6 if arguments["mixer"] == "conv" else 0.2
         better = arguments["lr"] == "0.2"
-        # Macro and micro accuracy disagree about the trials: the first metric of the score picks.
+        # Macro and micro accuracy rank the trials differently; the first metric of the score decides.
         scores_ = {"accuracy_macro": value * (1.0 if better else 0.5), "accuracy": 0.4 if better else 0.9, "loss": 1.0}
         return json.dumps({"val": scores_, "test": scores_, **job.expected})
 
@@ -882,13 +883,15 @@ def test_a_scored_sweep_prints_and_writes_one_number_for_each_mixer(tmp_path: Pa
     assert [each["model"] for each in models] == [{"mixer": "identity"}, {"mixer": "conv"}]
     assert [each["accuracy_macro"]["score"] for each in models] == pytest.approx([0.2, 0.6])
     assert [each["accuracy"]["score"] for each in models] == pytest.approx([0.4, 0.4])
-    mqar = {"done": 2, "planned": 2, "mean": pytest.approx(0.2), "window_octaves": 0.0}  # half of the score at lr 0.1
+    mqar = {"done": 2, "planned": 2, "mean": pytest.approx(0.2), "window_octaves": 0.0}  # lr 0.1 has half the score
     assert models[0]["accuracy_macro"]["tasks"]["mqar"] == mqar
     assert "| conv | 0.6000 | 0.6000 | 0.6000 | 0.4000 |" in (folder / "scores.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
-def test_a_fork_that_ends_while_another_starts_still_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exit_status_of_a_fork_is_kept_while_another_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read, reading, delays = forkserver.read_signed, threading.Event(), [0.0, 1.0]
 
     def slowly(sentinel: int) -> int:
@@ -899,7 +902,7 @@ def test_a_fork_that_ends_while_another_starts_still_says_how(tmp_path: Path, mo
     def start() -> Fork:
         return Fork(["--mixer", "none"], tmp_path, tmp_path / "log.txt", {})
 
-    monkeypatch.setattr(forkserver, "read_signed", slowly)  # a fork's number is read first, at its end its status
+    monkeypatch.setattr(forkserver, "read_signed", slowly)  # reads a fork's process id first, its status at the end
     first = start()
     reading.clear()
     with ThreadPoolExecutor() as threads:

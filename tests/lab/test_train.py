@@ -1,4 +1,4 @@
-"""Whole runs, tiny: the files of a run, how it resumes, and that a bad command leaves one line and nothing else."""
+"""Tiny whole runs of train.py: output, files and curves, validation intervals, run names, one-line errors."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from lab.run import identity
 from lab.run.files import HPARAMS
 from lab.run.folder import RunFolder
 from lab.run.record import read_rungs
-from tests import python, raising, slow
-from tests.lab.runs import TINY, TinyRuns, error_line, metrics, results
+from tests import error_line, python, raising, slow
+from tests.lab.runs import TINY, TinyRuns, metrics, results
 from tests.training import small
 from zoo.training import SequenceModule
 
@@ -34,7 +34,7 @@ command, go, folder, trained = RUNS.command, RUNS.go, RUNS.folder, RUNS.trained
 
 
 def contents(path: Path) -> dict[str, tuple[int, int]]:
-    """Every file below with the moment it was written and its size."""
+    """{file below path: (time of writing, size)}."""
     files = (file for file in path.rglob("*") if file.is_file())
     return {str(file): (file.stat().st_mtime_ns, file.stat().st_size) for file in files}
 
@@ -63,7 +63,7 @@ def test_a_run_prints_its_progress_and_one_table(tmp_path: Path) -> None:
         rf"training .* {found['tokens_per_second']:,.0f} tokens/s",
     ):
         assert sum(bool(re.search(row, line)) for line in table) == 1, row
-    # Nothing on stderr but the bar, in a new clone also what it waits for: no warning, no advice.
+    # On stderr only the progress bar, and in a new clone the notice of compiling: no warnings, no advice.
     assert "loss=" in done.stderr or "6/6" in done.stderr
     bar = ("training: ", "compiling the scan (once;")
     assert all(line.startswith(bar) for line in re.split(r"[\r\n]+", done.stderr) if line), done.stderr
@@ -71,7 +71,7 @@ def test_a_run_prints_its_progress_and_one_table(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mixer", random.Random(0).sample(zoo.list_mixers(), 8))
-def test_a_mixer_is_trained_tested_and_drawn(mixer: str, tmp_path: Path) -> None:
+def test_a_run_of_any_mixer_ends_and_logs_theory_figures(mixer: str, tmp_path: Path) -> None:
     TinyRuns(f"{TINY} --mixer {mixer} --trainer.max_steps 1").without("--figures_every").trained(tmp_path)
     events = EventAccumulator(str(next(tmp_path.rglob("events*")).parent)).Reload()
     assert "theory/layer 0" in events.Tags()["images"]
@@ -97,7 +97,7 @@ def test_a_run_leaves_its_configuration_environment_checkpoints_and_metrics(fini
 
 def test_tensorboard_has_each_curve_once_and_the_results(finished: Path) -> None:
     found, curves = metrics(folder(finished)), small.curves(folder(finished))
-    # Validated after steps 2, 4, 6; Lightning counts from 0.
+    # Validation follows steps 2, 4 and 6; Lightning counts from 0.
     assert [step for step, _ in curves["val/loss"]] == [1, 3, 5]
     assert [value for _, value in curves["test/loss"]] == pytest.approx([found["test"]["loss"]])
     result = {tag: points[0][1] for tag, points in curves.items() if tag.startswith("result/")}
@@ -106,7 +106,9 @@ def test_tensorboard_has_each_curve_once_and_the_results(finished: Path) -> None
     assert result == pytest.approx({f"result/{name}": value for name, value in expected.items()})
 
 
-def test_a_finished_run_is_shown_and_tested_but_not_touched(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_is_shown_or_tested_without_changing_its_files(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = contents(finished)
     assert go(finished) == 0
     shown = capsys.readouterr().out
@@ -119,7 +121,9 @@ def test_a_finished_run_is_shown_and_tested_but_not_touched(finished: Path, caps
     assert contents(finished) == before
 
 
-def test_overwrite_starts_anew_whatever_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_overwrite_restarts_a_run_even_if_its_files_are_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = trained(tmp_path)
     before, n_events = results(path), len(list(path.glob("events.*")))
     (path / "metrics.json").write_text("{", encoding="utf-8")
@@ -131,7 +135,7 @@ def test_overwrite_starts_anew_whatever_is_there(tmp_path: Path, capsys: pytest.
     assert len(list(path.glob("events.*"))) == n_events
 
 
-def test_the_bar_shows_a_long_wait_during_its_step_only(
+def test_the_bar_shows_the_reason_of_a_long_wait_only_during_that_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training_step, logger = SequenceModule.training_step, logging.getLogger("zoo.ops.anything")
@@ -161,7 +165,7 @@ def test_a_run_of_steps_is_one_epoch_that_may_stop_early(tmp_path: Path) -> None
     last, found = torch.load(path / "checkpoints" / "last.ckpt", weights_only=True), metrics(path)
     assert (last["global_step"], last["epoch"]) == (4, 1)  # after two validations
     assert (list(found["curve"]), found["stopped_early"], found["converged"]) == (["2", "4"], True, True)
-    trained(tmp_path, *argv, "--stop_at", "0.5")  # further than it trained: it has nothing to add
+    trained(tmp_path, *argv, "--stop_at", "0.5")  # step 20, after the run had stopped early
     assert read_rungs(path)[0]["val"] == found["val"]
 
 
@@ -171,7 +175,7 @@ def test_a_run_out_of_time_stops_early_and_has_not_converged(tmp_path: Path) -> 
     assert not found["converged"]
 
 
-@pytest.mark.parametrize(("interval", "validated"), [("0.5", [3, 7]), slow("99", [8])])  # 8: at the end
+@pytest.mark.parametrize(("interval", "validated"), [("0.5", [3, 7]), slow("99", [8])])  # 8 is the end
 def test_a_validation_interval_is_in_steps_or_a_share_of_the_run(
     tmp_path: Path, interval: str, validated: list[int]
 ) -> None:
@@ -179,7 +183,7 @@ def test_a_validation_interval_is_in_steps_or_a_share_of_the_run(
     assert [step for step, _ in small.curves(trained(tmp_path, *epoch, interval))["val/loss"]] == validated
 
 
-def test_or_a_share_of_an_epoch(tmp_path: Path) -> None:
+def test_a_validation_interval_may_be_a_share_of_an_epoch(tmp_path: Path) -> None:
     argv = "--trainer.max_steps -1 --trainer.max_epochs 2 --trainer.val_check_interval 0.5"
     assert [*metrics(trained(tmp_path, *argv.split()))["curve"]] == ["4", "8", "12", "16"]
 
@@ -187,17 +191,17 @@ def test_or_a_share_of_an_epoch(tmp_path: Path) -> None:
 def test_a_short_run_is_validated_five_times(tmp_path: Path) -> None:
     argv = "--trainer.max_steps 11 --trainer.accumulate_grad_batches 2 --trainer.val_check_interval null --lr 30"
     found = metrics(trained(tmp_path, *argv.split()))
-    assert found["step"] < 10  # the curve goes on after the best validation, whose weights are tested
+    assert found["step"] < 10  # the best validation, whose weights are tested; the curve continues after it
     assert [*found["curve"]] == ["2", "4", "6", "8", "10"]
 
 
-def test_so_is_a_short_run_in_epochs(tmp_path: Path) -> None:
-    """Its file for HParams has the sizes of its data, given or not."""
+def test_a_short_run_in_epochs_is_validated_five_times(tmp_path: Path) -> None:
+    """And its HParams file has the sizes of its data, given or default."""
     argv = "--trainer.max_steps -1 --trainer.max_epochs 2 --trainer.val_check_interval null --task.n_train 80"
     path = trained(tmp_path, *argv.split(), "--batch_size", "8", "--task.n_test", "null")
     assert [*metrics(path)["curve"]] == ["4", "8", "12", "16", "20"]
-    told = (path / HPARAMS).read_bytes()
-    assert all(f"task.{name}".encode() in told for name in ("n_train", "n_val", "n_test"))
+    hparams = (path / HPARAMS).read_bytes()
+    assert all(f"task.{name}".encode() in hparams for name in ("n_train", "n_val", "n_test"))
 
 
 def test_a_run_too_short_to_validate_still_has_a_best_checkpoint(tmp_path: Path) -> None:
@@ -207,7 +211,7 @@ def test_a_run_too_short_to_validate_still_has_a_best_checkpoint(tmp_path: Path)
     assert small.curves(path)["val/loss"] == [(1, pytest.approx(metrics(path)["val"]["loss"]))]
 
 
-def test_splits_and_curves_may_be_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validation_testing_and_logging_can_be_disabled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = "--trainer.limit_val_batches 0 --trainer.limit_test_batches 0 --trainer.log_every_n_steps 0"
     found = metrics(trained(tmp_path, *argv.split()))
     assert found["test"]["accuracy"] is found["val"]["loss"] is None
@@ -216,13 +220,13 @@ def test_splits_and_curves_may_be_left_out(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.slow
-def test_a_run_without_its_test_is_tested_later_as_if_at_once(
+def test_a_run_with_no_test_can_be_tested_later_with_the_same_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     once = trained(tmp_path / "once")
     unread = raising(AssertionError("the test split was read"))
     with patch("tasks.datamodule.TaskDataModule.test_dataloader", unread):
-        for _ in range(2):  # the second finds it finished
+        for _ in range(2):  # the second time the run is finished
             later = trained(tmp_path / "later", "--no_test")
     untested = metrics(later)
     assert "test" not in untested
@@ -244,7 +248,7 @@ def test_regression_reports_its_error_and_no_accuracy(tmp_path: Path, capsys: py
     assert "accuracy" not in capsys.readouterr().out
 
 
-def test_other_lengths_are_tested_drawn_and_shown(
+def test_other_lengths_are_tested_logged_and_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], logged: list[str]
 ) -> None:
     lengths = ("--task", "needle", "--task.distance", "9", "--task.test_lengths", "24,12,40")
@@ -275,7 +279,7 @@ def test_a_mixture_is_trained_together_and_each_segment_tested(
     for name, scores in found["by_segment"].items():
         assert re.search(rf"test accuracy at {name} .* {scores['accuracy']:.4f}", table)
         assert curves[f"test_accuracy_by_segment/{name}"][0][1] == pytest.approx(scores["accuracy"])
-    # The resolved configuration is the same run, which is finished.
+    # The resolved configuration gives the same run, which is finished.
     assert train.main(["--config", str(path / "config.yaml"), "--run_dir", str(tmp_path)]) == 0
     assert "this run is finished" in capsys.readouterr().out
 
@@ -283,26 +287,26 @@ def test_a_mixture_is_trained_together_and_each_segment_tested(
 # Resuming
 
 
-def test_the_best_checkpoint_comes_along_into_another_folder(finished: Path, tmp_path: Path) -> None:
+def test_continuing_in_another_folder_copies_the_best_checkpoint(finished: Path, tmp_path: Path) -> None:
     source, new = folder(finished) / "checkpoints", RunFolder(tmp_path, "new", 0)
     new.prepare({}, source / "last.ckpt", {})
     assert new.best.read_bytes() == (source / "best.ckpt").read_bytes()
     assert [file.name for file in new.best.parent.iterdir()] == ["best.ckpt"]
     new.best.write_bytes(b"better")
     new.prepare({}, source / "last.ckpt", {})
-    assert new.best.read_bytes() == b"better"  # its own, from a run that had got further
+    assert new.best.read_bytes() == b"better"  # the new run's own is kept
 
 
-def test_the_command_to_resume_leaves_out_what_starts_anew() -> None:
+def test_the_command_to_resume_omits_flags_that_would_restart() -> None:
     argv = shlex.split("--mixer.pattern '[lstm, attention]' --overwrite --ckpt_path a.ckpt --ckpt_path=b.ckpt --lr 1")
     assert train.resume_command(argv) == "python train.py --mixer.pattern '[lstm, attention]' --lr 1"
 
 
-# Refusals and failures
+# Errors
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         ("--mixer.n_heads 3", "d_model=16 is not divisible by n_heads=3"),
         ("--trainer.accelerator abacus", "Available names are: auto"),
@@ -343,31 +347,31 @@ def test_the_command_to_resume_leaves_out_what_starts_anew() -> None:
         ("--d_model 32 --test_only --ckpt_path {run}/checkpoints/best.ckpt", "d_model=16"),
     ],
 )
-def test_bad_input_is_one_line_and_leaves_nothing(
-    argv: str, said: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_bad_input_is_a_one_line_error_and_leaves_no_files(
+    argv: str, message: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
     assert go(tmp_path / "runs", *shlex.split(argv.format(file=tmp_path / "file", run=folder(finished)))) == 2
-    assert said in error_line(capsys)
+    assert message in error_line(capsys)
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         ("--trainer.limit_train_batches 0.001", "limit_train_batches"),
         ("--trainer.limit_test_batches 0.001", "limit_test_batches"),
         ("--trainer.callbacks EarlyStopping --trainer.callbacks.monitor val/los", "`val/loss`"),
     ],
 )
-def test_what_lightning_refuses_later_is_one_line(
-    argv: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_error_of_lightning_is_one_line(
+    argv: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert go(tmp_path, *argv.split(), "--trainer.enable_progress_bar", "false") == 2
-    assert said in error_line(capsys)
+    assert message in error_line(capsys)
 
 
-def test_a_folder_of_another_run_or_that_cannot_be_written_is_refused(
+def test_a_folder_of_another_run_or_without_write_access_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = folder(tmp_path)
@@ -382,7 +386,7 @@ def test_a_folder_of_another_run_or_that_cannot_be_written_is_refused(
     assert f"cannot write the run folder {path / 'config.yaml'}" in error_line(capsys)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_non_finite_loss_stops_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ("--lr", "1e30", "--warmup_steps", "0", "--trainer.enable_progress_bar", "false")
     assert go(tmp_path, *argv) == 1
     assert re.search(r"(loss|weight) is (nan|inf) at step \d+|is not finite at step \d+", error_line(capsys))
@@ -393,10 +397,10 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path, capsys: pytest.
         assert all(bool(torch.isfinite(weight).all()) for weight in weights)
 
 
-# The identity of a run
+# The folder and name of a run
 
 
-def test_options_that_change_no_result_meet_the_same_run(tmp_path: Path) -> None:
+def test_options_that_do_not_affect_results_do_not_change_the_folder(tmp_path: Path) -> None:
     usual = folder(tmp_path)
     assert folder(tmp_path, "--trainer.enable_progress_bar", "false", "--task.cache", "true") == usual
     assert folder(tmp_path, "--seed", "3") == usual.with_name("seed3")
@@ -406,7 +410,7 @@ def test_options_that_change_no_result_meet_the_same_run(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_watchers_change_no_result_and_no_name(finished: Path, tmp_path: Path) -> None:
+def test_loggers_and_monitors_do_not_change_results_or_the_folder(finished: Path, tmp_path: Path) -> None:
     argv = (
         "--trainer.logger CSVLogger --trainer.logger.save_dir elsewhere --trainer.callbacks LearningRateMonitor "
         "--trainer.log_every_n_steps 1 --trainer.num_sanity_val_steps 2 --trainer.profiler simple "
@@ -416,10 +420,10 @@ def test_watchers_change_no_result_and_no_name(finished: Path, tmp_path: Path) -
     path = trained(tmp_path, *argv.replace("elsewhere", str(tmp_path / "csv")).split(), str(tmp_path))
     assert path.relative_to(tmp_path) == folder(finished).relative_to(finished)
     assert results(path) == results(folder(finished))
-    assert go(tmp_path) == 0  # finished, without them too
+    assert go(tmp_path) == 0  # without them it is the same finished run
 
 
-def test_options_have_the_headings_of_their_help_and_files_short_names() -> None:
+def test_compared_options_have_the_names_of_their_flags_and_short_file_names() -> None:
     config: dict[str, Any] = {"mixer": {"name": "/a/m.py:Mine", "n_heads": 2}, "task": {"name": "mqar", "n_pairs": 4}}
     config |= {"seed": 1, "lr": 0.1, "run_dir": "x", "trainer": {"max_steps": 5, "logger": True}}
     named = {"mixer": "m.Mine", "task": "mqar", "seed": 1}
@@ -436,7 +440,7 @@ def test_options_have_the_headings_of_their_help_and_files_short_names() -> None
         ("--mixer attention --mixer.d_conv 0 --d_conv 4", "mqar/attention-mixer.d_conv0-d_conv4"),
         ("--trainer.max_steps 800 --task.n_pairs 2 --compile true", "mqar-n_pairs2/hybrid-compile_true-max_steps800"),
         ("--mixer.pattern [lstm,lstm,lstm,attention]", "mqar/hybrid-pattern_3xlstm+attention"),
-        # Long names are cut, and end with a digest.
+        # Long names are cut and end with a digest.
         ("--trainer.callbacks EarlyStopping --trainer.callbacks.monitor val/loss", "mqar/hybrid-*"),
         (
             "--batch_size 8 --d_model 32 --trainer.max_steps 60 --mixer.attention.n_heads 2 --task.n_train 640 "
@@ -449,7 +453,7 @@ def test_options_have_the_headings_of_their_help_and_files_short_names() -> None
         ),
     ],
 )
-def test_the_name_of_a_run_has_the_options_that_differ(argv: str, name: str) -> None:
+def test_the_name_of_a_run_has_the_options_that_differ_from_the_defaults(argv: str, name: str) -> None:
     parsed = cli.parse(argv.split())
     made = identity.run_name(parsed.config, parsed.defaults)
     assert made.startswith(name[:-1]) if name.endswith("*") else made == name

@@ -1,4 +1,4 @@
-"""Runs side by side: how they are read, how seeds are put together, the written files, and the page in a browser."""
+"""`zoo compare`: reading runs, grouping seeds, tables, files, charts, the page in a browser, and TensorBoard."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ LABELS = ("attention n_heads=1", "attention n_heads=2", "lstm")
 
 
 def config_of(name: str, seed: int, options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The configuration of a run: `name` is task/mixer."""
+    """The configuration of a run; `name` is "task/mixer"."""
     task, mixer = name.split("/")
     config: dict[str, Any] = {"mixer": {"name": mixer}, "task": {"name": task, "n_train": 100}, "d_model": 64}
     config |= {"lr": 0.001, "trainer": {"max_steps": 40, "enable_progress_bar": True}, "seed": seed}
@@ -60,7 +60,7 @@ def run_of(
     metric: str = "accuracy",
     **facts: Any,
 ) -> Run:
-    """A tested run in memory; unfinished without a score."""
+    """A tested run in memory, or an unfinished one if `score` is None."""
     config, folder = config_of(name, seed, options), Path("nowhere", name, f"seed{seed}")
     if score is None:
         return Run(folder, config, {}, "unfinished")
@@ -82,7 +82,7 @@ def write_run(
     steps: int = 4,
     commit: str = "",
 ) -> Path:
-    """A run as train.py leaves it, made by its own writer; unfinished without an accuracy."""
+    """Write a run's folder like train.py; the run is unfinished if `accuracy` is None."""
     task, mixer = name.split("/")
     folder = RunFolder(run_dir, name, seed)
     config = config_of(f"{task.partition('-')[0]}/{mixer.partition('-')[0]}", seed, options)
@@ -101,7 +101,7 @@ def write_run(
 
 
 def lines(capsys: pytest.CaptureFixture[str], *argv: object, status: int = 0) -> tuple[str, str]:
-    """Both outputs of `zoo compare`, which must end with this exit status."""
+    """Run `zoo compare`, assert its exit status, and return stdout and stderr."""
     assert command.main(["compare", *map(str, argv)]) == status
     out, err = capsys.readouterr()
     return out, err
@@ -124,14 +124,14 @@ def test_runs_are_read_at_any_depth(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("steps", "metrics"), [(2, {"val": {"accuracy": 0.2}, "train": {"loss": 0.05}}), (0, {})])
 def test_an_unfinished_run_has_its_last_logged_values(steps: int, metrics: Any, tmp_path: Path) -> None:
     with SummaryWriter(write_run(tmp_path, accuracy=None, steps=steps)) as writer:
-        writer.add_scalar("train/load/layer0/expert0", 0.5, 10 * steps)  # no score
+        writer.add_scalar("train/load/layer0/expert0", 0.5, 10 * steps)  # not a score
     (run,) = read_runs(tmp_path)
     assert (run.state, run.step) == ("unfinished", 10 * steps)
     assert run.metrics == {split: pytest.approx(each, rel=1e-6) for split, each in metrics.items()}
     assert only([run]).rows[0].remark == f"validation; seed 0 unfinished at step {10 * steps} of 40"
 
 
-def test_broken_runs_and_foreign_folders_are_named_and_the_others_are_read(tmp_path: Path, logged: list[str]) -> None:
+def test_broken_runs_and_other_folders_are_skipped_with_a_warning(tmp_path: Path, logged: list[str]) -> None:
     whole = write_run(tmp_path, seed=0)
     broken: list[tuple[str, str, bytes | None]] = [
         ("metrics.json cannot be read", "metrics.json", b'{"test": {"acc'),
@@ -143,7 +143,7 @@ def test_broken_runs_and_foreign_folders_are_named_and_the_others_are_read(tmp_p
         ("config.yaml cannot be read", "config.yaml", b"\xff\xfe\x00"),
         ("it has no mixer.name", "config.yaml", b"model: gpt"),
         ("it has no mixer.name", "config.yaml", b"[]"),
-        ("environment.json is damaged", "environment.json", b"{"),  # it has the mark of a run that looks ahead
+        ("environment.json is damaged", "environment.json", b"{"),  # it records whether the run looks ahead
     ]
     expected = {}
     for seed, (why, name, content) in enumerate(broken, 1):
@@ -169,33 +169,33 @@ def test_broken_runs_and_foreign_folders_are_named_and_the_others_are_read(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("make", "named"),
+    ("make", "message"),
     [
         (lambda folder: folder.write_text("a file"), "no folder"),
         (lambda folder: folder.mkdir(), "no readable run of train.py in"),
         (lambda folder: (write_run(folder, steps=0) / "config.yaml").unlink(), ": 1 skipped"),
     ],
 )
-def test_nothing_to_compare_is_one_line(
-    make: Any, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_folder_without_readable_runs_is_a_one_line_error(
+    make: Any, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(tmp_path / "runs")
     out, err = lines(capsys, tmp_path / "runs", status=2)
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith("zoo: error: ")
-    assert named in err
+    assert message in err
 
 
-# Seeds together
+# Grouping
 
 
-def test_seeds_are_put_together_and_the_best_is_marked() -> None:
+def test_seeds_are_grouped_and_the_best_is_marked() -> None:
     runs = [run_of("mqar/attention", seed, accuracy) for seed, accuracy in enumerate((0.5, 0.7, 0.9))]
     group = only([*runs, run_of("mqar/lstm", 0, 0.6)])
     attention, lstm = group.rows
     assert (attention.label, lstm.label, group.title, group.chance) == ("attention", "lstm", "mqar", 0.125)
     assert attention.center("test", "accuracy") == pytest.approx(0.7)
-    assert attention.spread == pytest.approx(0.2)  # of the sample: sqrt((0.04 + 0 + 0.04) / 2)
+    assert attention.spread == pytest.approx(0.2)  # sample standard deviation, sqrt((0.04 + 0 + 0.04) / 2)
     assert (lstm.spread, attention.seeds, group.best) == (None, "3", {"attention"})
     console = Console(width=120)
     with console.capture() as captured:
@@ -207,7 +207,7 @@ def test_seeds_are_put_together_and_the_best_is_marked() -> None:
 @pytest.mark.parametrize(
     ("metric", "more"), [("accuracy", True), ("relative_squared_error", False), ("perplexity", False)]
 )
-def test_the_score_decides_whether_more_or_less_is_best(metric: str, more: bool) -> None:
+def test_the_score_determines_whether_higher_or_lower_is_better(metric: str, more: bool) -> None:
     runs = [run_of(f"text/{name}", 0, score, metric=metric) for name, score in (("attention", 0.9), ("lstm", 0.4))]
     group = only(runs)
     best = "attention" if more else "lstm"
@@ -217,7 +217,7 @@ def test_the_score_decides_whether_more_or_less_is_best(metric: str, more: bool)
     assert (first_click["tokens/s"], first_click["state bytes"]) == (True, False)
 
 
-def test_the_best_is_marked_within_a_budget_and_only_above_chance() -> None:
+def test_the_best_is_marked_within_a_training_budget_and_only_above_chance() -> None:
     def marked(*scores: tuple[str, float, int], **options: Any) -> list[str]:
         runs = [run_of(f"mqar/{name}", 0, score, {"trainer.max_steps": steps}) for name, score, steps in scores]
         (group,) = group_runs(runs, **options)
@@ -232,7 +232,7 @@ def test_the_best_is_marked_within_a_budget_and_only_above_chance() -> None:
 
 
 @pytest.mark.parametrize("key", ["mixer.n_heads", "mixer.extra"])
-def test_configurations_of_one_name_that_differ_stay_apart(key: str) -> None:
+def test_configurations_of_the_same_mixer_have_separate_rows(key: str) -> None:
     first = {} if key == "mixer.extra" else {key: 1}
     group = only([run_of(options=first), run_of(options={key: 2}, score=0.9)])
     short = key.rpartition(".")[2]
@@ -242,7 +242,7 @@ def test_configurations_of_one_name_that_differ_stay_apart(key: str) -> None:
     ]
 
 
-def test_labels_have_no_option_that_comes_with_another_or_is_none() -> None:
+def test_labels_omit_options_that_depend_on_another_or_are_none() -> None:
     runs = []
     for pattern in (["lstm", "lstm"], ["lstm", "conv", "conv"], ["gru"]):
         inner = {"mixer.lstm.bias": True} if "lstm" in pattern else {}
@@ -253,7 +253,7 @@ def test_labels_have_no_option_that_comes_with_another_or_is_none() -> None:
     assert {row.label: [run.seed for run in row.runs] for row in rows} == {"lstm": [0, 1], "lstm later=2": [2]}
 
 
-def test_tasks_of_other_shape_are_other_tasks() -> None:
+def test_tasks_of_different_shapes_have_separate_groups() -> None:
     runs = [run_of(options={"task.n_pairs": n}) for n in (8, 16)]
     runs.append(run_of(options={"task.n_pairs": 8, "task.n_train": 9}))
     titles = [(group.title, [row.label for row in group.rows]) for group in group_runs(runs)]
@@ -263,13 +263,13 @@ def test_tasks_of_other_shape_are_other_tasks() -> None:
     ]
 
 
-def test_the_same_run_twice_counts_once(logged: list[str]) -> None:
+def test_a_duplicate_run_counts_once(logged: list[str]) -> None:
     unfinished, finished = run_of(score=None), run_of()
     assert only([unfinished, finished]).rows[0].runs == (finished,)
     assert "left out" in logged[0]
 
 
-def test_runs_that_read_different_data_under_one_name_are_named(tmp_path: Path, logged: list[str]) -> None:
+def test_runs_on_different_data_of_the_same_name_give_a_warning(tmp_path: Path, logged: list[str]) -> None:
     for seed, labels in enumerate(("a", "a", "b")):
         folder = write_run(tmp_path, seed=seed)
         (folder / "environment.json").write_text(json.dumps({"data": {"labels": labels}}))
@@ -287,21 +287,23 @@ def test_unfinished_runs_are_marked_and_never_best(tmp_path: Path) -> None:
     group = only(read_runs(tmp_path))
     rows = {row.label: row for row in group.rows}
     assert (list(rows), group.best) == (["attention", "rnn", "lstm"], {"attention"})
-    # The numbers that the unfinished run has logged so far do not count.
+    # Numbers of the unfinished run do not count.
     assert (rows["attention"].center(), rows["attention"].center("val", "accuracy")) == (0.3, 0.3)
     assert (rows["attention"].seeds, rows["lstm"].split) == ("1 of 2", "val")
     assert rows["attention"].remark == "seed 1 unfinished at step 10 of 40"
     assert rows["lstm"].remark == "validation; seed 9 unfinished at step 40 of 40"
 
 
-def test_a_sweep_tells_trials_from_runs_and_why_one_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trials_of_a_sweep_are_left_out_and_failures_are_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = tmp_path / "tuned"
     picked = write_run(root, "mqar/attention", options={"lr": 0.1})
     trial = write_run(root, "mqar/attention-lr0.2", options={"lr": 0.2})
     failed = write_run(root, "mqar/lstm", accuracy=None)
     entry = {"kind": "run", "state": "done", "params": 7, "state_bytes": 9, "message": ""}
-    told = {picked: {}, trial: {"kind": "trial"}, failed: {"state": "failed", "message": "killed"}}
-    index = [entry | {"folder": str(folder.relative_to(root))} | each for folder, each in told.items()]
+    changes = {picked: {}, trial: {"kind": "trial"}, failed: {"state": "failed", "message": "killed"}}
+    index = [entry | {"folder": str(folder.relative_to(root))} | each for folder, each in changes.items()]
     (root / "sweep.json").write_text(json.dumps({"runs": index}))
     assert [run.folder for run in read_runs(tmp_path)] == [picked, failed]
     assert [run.folder for run in read_runs(tmp_path, trials=True)] == [picked, trial, failed]
@@ -313,7 +315,7 @@ def test_a_sweep_tells_trials_from_runs_and_why_one_failed(tmp_path: Path, capsy
     assert "lr=0.2" in lines(capsys, tmp_path, "--out", tmp_path / "out", "--trials")[0]
 
 
-def test_the_window_of_learning_rates_is_shown_and_drawn() -> None:
+def test_the_learning_rate_window_is_in_the_table_and_in_a_chart() -> None:
     rates = [(1e-3, 0.2), (3.2e-3, 0.8), (1e-2, 0.9), (3.2e-2, None)]
     window = {"octaves": 1.678, "at_least": True, "rates": [{"lr": lr, "score": score} for lr, score in rates]}
     tuned = run_of("mqar/lstm", score=0.9, steps_to_90=40)
@@ -328,7 +330,7 @@ def test_the_window_of_learning_rates_is_shown_and_drawn() -> None:
     assert (chart.chance, chart.log_x) == (0.125, True)
 
 
-def test_chance_is_in_the_score_and_steps_are_of_most_seeds() -> None:
+def test_chance_is_in_the_unit_of_the_score_and_steps_need_most_seeds() -> None:
     def cell(heading: str, metric: str = "accuracy", **facts: list[Any]) -> str:
         n = max(map(len, facts.values()))
         runs = [run_of(seed=i, metric=metric, **{name: each[i] for name, each in facts.items()}) for i in range(n)]
@@ -337,7 +339,7 @@ def test_chance_is_in_the_score_and_steps_are_of_most_seeds() -> None:
 
     assert cell("chance", chance=[0.25]) == "0.2500"
     assert cell("chance", "perplexity", chance=[0.17]) == NOTHING
-    assert cell("chance", "relative_squared_error", chance=[None]) == "1"  # the error of the mean
+    assert cell("chance", "relative_squared_error", chance=[None]) == "1"  # predicting the mean
     assert cell("steps to 90 %", steps_to_90=[200, 300, 700, None, None]) == "300"
     assert cell("steps to 90 %", steps_to_90=[200, None], params=[1, 1]) == NOTHING
     assert cell("parameters", params=[100, 101]) == "100"
@@ -364,10 +366,12 @@ def test_the_files_have_the_numbers_of_the_table(tmp_path: Path, capsys: pytest.
     assert float(other["test/accuracy"]) == pytest.approx(0.6)
     assert float(other["test/loss standard deviation"]) == pytest.approx(0.02**0.5)
     assert (folder / "compare.png").read_bytes().startswith(b"\x89PNG")
-    assert "skipped" not in lines(capsys, tmp_path / "runs")[1]  # its own files are no foreign ones
+    assert "skipped" not in lines(capsys, tmp_path / "runs")[1]  # no warning about the folder that it wrote
 
 
-def test_without_a_tested_run_there_is_no_picture_of_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_tested_run_no_figure_of_scores_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_run(tmp_path / "runs", accuracy=None)
     lines(capsys, tmp_path / "runs")
     folder = tmp_path / "runs" / "compare"
@@ -376,7 +380,7 @@ def test_without_a_tested_run_there_is_no_picture_of_scores(tmp_path: Path, caps
 
 
 @pytest.mark.parametrize("width", [140, 40])
-def test_at_any_width_configurations_and_scores_are_whole(width: int) -> None:
+def test_a_narrow_table_keeps_configurations_and_scores_whole(width: int) -> None:
     longer = {"mixer.n_heads": 4, "d_model": 80}
     runs = [run_of(score=0.123, options={"mixer.n_heads": 2}), run_of("mqar/gated_linear_attention")]
     runs += [run_of(score=0.625, options=longer), run_of(seed=1, score=None, options=longer)]
@@ -385,7 +389,7 @@ def test_at_any_width_configurations_and_scores_are_whole(width: int) -> None:
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= width
     assert all(word in text for word in ("gated_linear_attention", "n_heads=4", "0.6250 *", "0.5000"))
-    assert ("unfinished" in text) == (width == 140)  # at 40 no remark fits
+    assert ("unfinished" in text) == (width == 140)  # at width 40 there is no room for remarks
 
 
 # Charts
@@ -393,7 +397,7 @@ def test_at_any_width_configurations_and_scores_are_whole(width: int) -> None:
 
 @pytest.fixture(scope="module")
 def varied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two tasks: recall by two mixers at lengths, one of them with several heads; regression by one."""
+    """Runs of two tasks: recall at several lengths with two mixers, one by number of heads; regression with one."""
     run_dir = tmp_path_factory.mktemp("varied")
     for seed in (0, 1):
         for n_heads in (1, 2):
@@ -421,15 +425,15 @@ def test_charts_hold_means_and_spreads_over_seeds(varied: Path) -> None:
     assert curve.spread == pytest.approx([0.1 / 2**0.5] * 4)
     length = charts["length"].series[1]
     assert (length.label, length.x) == ("attention n_heads=2", (8, 16, 32))
-    assert length.y == pytest.approx((0.85, 0.8, 0.85))  # at its own length the test score
+    assert length.y == pytest.approx((0.85, 0.8, 0.85))  # 16 is the training length, with the test score
     assert [each.label for each in charts["length"].series] == ["attention n_heads=1", "attention n_heads=2"]
     assert {each.label: each.x for each in charts["state"].series} == {"attention": (512, 1024), "lstm": (512,)}
     (heads,) = charts["heads"].series
     assert (heads.label, heads.x, heads.points) == ("attention", (1, 2), ("attention n_heads=1", "attention n_heads=2"))
     assert charts["heads"].chance == 0.125
-    loss, bounded = charts_of(regression)  # nothing was logged of its score on validation
+    loss, bounded = charts_of(regression)  # no curve of its validation score was logged
     assert (loss.kind, bounded.kind) == ("loss", "heads")
-    assert bounded.floor == {1: 1e-1, 2: 1e-4}  # the third is zero but for roundoff
+    assert bounded.floor == {1: 1e-1, 2: 1e-4}  # the third is only roundoff
     assert not charts["heads"].floor
     scores = {"accuracy": 0.5, "perplexity": 3.0, "loss": 1.1, "at_length": {"32": {"accuracy": 0.25}}}
     (text,) = charts_of(only([run_of("lano/lstm", options={"task.seq_len": 16}, test=scores)]))
@@ -438,7 +442,7 @@ def test_charts_hold_means_and_spreads_over_seeds(varied: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "begins"), [("pdf", b"%PDF"), ("svg", b"<?xml")])
-def test_a_figure_for_a_paper_is_one_file_with_text_that_stays_text(
+def test_a_figure_for_a_paper_is_one_file_with_real_text(
     kind: str, begins: bytes, varied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / f"figure.{kind}"
@@ -453,7 +457,7 @@ def test_a_figure_for_a_paper_is_one_file_with_text_that_stays_text(
 
 def test_a_figure_for_a_paper_marks_every_point_and_its_spread(varied: Path) -> None:
     (state,) = (chart for chart in charts_of(group_runs(read_runs(varied))[0]) if chart.kind == "state")
-    assert 1 in [len(each.x) for each in state.series]  # no line leads to that point
+    assert 1 in [len(each.x) for each in state.series]  # a single point has no line
     drawn = as_image(paper_figure([state], 1), "svg").decode()
     for each in state.series:
         marks = re.findall(rf"<use [^>]*fill: {each.look.colour}", drawn, re.IGNORECASE)
@@ -466,11 +470,11 @@ def test_a_figure_for_a_paper_marks_every_point_and_its_spread(varied: Path) -> 
 
 
 class Page:
-    """compare.html in the browser, as a reader sees and uses it."""
+    """Drives compare.html in the browser."""
 
     def __init__(self, browser: Any, file: Path, hash_: str = "") -> None:
         self.browser = browser
-        browser.get("about:blank")  # a new hash alone would load nothing
+        browser.get("about:blank")  # changing only the hash would not reload the page
         browser.get(file.as_uri() + hash_)
         charts = "Array.from(document.querySelectorAll('.chart'))"
         self.until(lambda: self.run(f"return {charts}.every((c) => c.data || c.closest('section').hidden)"))
@@ -484,12 +488,12 @@ class Page:
         return self.browser.execute_script(script, *arguments)
 
     def traces(self, keep: str = "true") -> list[int]:
-        """Of each drawn chart, the number of traces for which `keep` holds."""
+        """Number of traces in each chart for which `keep` holds."""
         of_each = f"c => c.data ? c.data.filter(trace => {keep}).length : 0"
         return self.run(f"return Array.from(document.querySelectorAll('.chart'), {of_each})")
 
     def drawn(self, *counts: int) -> None:
-        """Wait until the charts show so many traces."""
+        """Wait until the charts show these numbers of traces."""
         self.until(lambda: self.traces("trace.visible === true") == list(counts))
 
     def find(self, selector: str) -> list[Any]:
@@ -517,7 +521,7 @@ class Page:
 
 LINEAR = [f"factorized n_heads={n_heads}" for n_heads in (1, 2, 3)]
 ALL_TRACES = (6, 3, 4, 2, 2, 1, 3, 2)
-"""A line a series, and a band where seeds differ; a point's bar is no trace, a bound is one of no mixer."""
+"""Traces per chart: a line per series, a band if seeds differ, and one for a bound; error bars are no traces."""
 
 
 @pytest.fixture(scope="module")
@@ -528,7 +532,7 @@ def written(varied: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_page_filters_tables_and_charts_without_the_network(written: Path, browser: Any) -> None:
+def test_the_page_filters_tables_and_charts_without_network_requests(written: Path, browser: Any) -> None:
     page = Page(browser, written)
     assert page.traces() == list(ALL_TRACES)
     assert page.shown("h2") == ["mqar", "ssm_teacher"]
@@ -551,14 +555,14 @@ def test_the_page_filters_tables_and_charts_without_the_network(written: Path, b
 def test_columns_sort_and_the_address_keeps_the_selection(written: Path, browser: Any) -> None:
     page = Page(browser, written, "#task=mqar")
     attention = ["attention n_heads=1", "attention n_heads=2"]
-    page.click("th:nth-child(2) button")  # accuracy: the best on top
+    page.click("th:nth-child(2) button")  # accuracy, best first
     assert page.rows() == [*reversed(attention), "lstm"]
     page.click("th:nth-child(2) button")
     assert page.rows() == ["lstm", *attention]
-    page.click("th:nth-child(6) button")  # bytes of state, of which less is better
+    page.click("th:nth-child(6) button")  # state bytes, lower is better
     assert page.rows()[-1] == "attention n_heads=2"
     page.choose("[data-option='mixer.n_heads']", "2")
-    assert page.rows() == ["lstm", "attention n_heads=2"]  # lstm has no heads
+    assert page.rows() == ["lstm", "attention n_heads=2"]  # the filter does not apply to lstm
     page.click("input[value=lstm]")
     assert page.address() == {"task": ["mqar"], "without": ["lstm"], "mixer.n_heads": ["2"]}
     again = Page(browser, written, "#" + urlsplit(browser.current_url).fragment)
@@ -568,12 +572,12 @@ def test_columns_sort_and_the_address_keeps_the_selection(written: Path, browser
 
 
 @pytest.mark.slow
-def test_a_click_on_a_legend_acts_on_all_charts(written: Path, browser: Any) -> None:
+def test_a_click_in_a_legend_hides_the_series_in_all_charts(written: Path, browser: Any) -> None:
     page = Page(browser, written)
     item = "[data-task='mqar'] [data-chart='0'] .legendtoggle"
     page.run("const d = document.querySelector(arguments[0]); for (const t of ['mousedown', 'mouseup'])"
              " d.dispatchEvent(new MouseEvent(t, {bubbles: true}));", item)  # fmt: skip
-    # attention n_heads=1: its curves and bands; of lines over several configurations one is left.
+    # Hidden are curves and bands of attention n_heads=1; lines over several configurations keep the other point.
     page.drawn(4, 2, 2, 1, 2, 1, 3, 2)
     assert page.address() == {"hide": ["attention n_heads=1"]}
     assert page.shown("tr.off td:first-child") == ["attention n_heads=1"]
@@ -581,13 +585,13 @@ def test_a_click_on_a_legend_acts_on_all_charts(written: Path, browser: Any) -> 
 
 
 @pytest.mark.slow
-def test_the_page_fits_every_screen_and_is_used_by_keyboard(written: Path, browser: Any) -> None:
+def test_the_page_fits_every_screen_and_works_by_keyboard(written: Path, browser: Any) -> None:
     fits_every_screen(browser, written.as_uri())
     Page(browser, written)
     assert reached_by_keyboard(browser, "form :is(select, input, button), th button, td a")
 
 
-def test_each_seed_links_to_its_run_and_names_are_no_markup(varied: Path, tmp_path: Path) -> None:
+def test_each_seed_links_to_its_run_and_names_are_escaped(varied: Path, tmp_path: Path) -> None:
     def page(groups: list[Group]) -> str:
         return as_page("title", "<i>", groups, [section_of(group) for group in groups], tmp_path / "out")
 
@@ -602,7 +606,7 @@ def test_each_seed_links_to_its_run_and_names_are_no_markup(varied: Path, tmp_pa
 # TensorBoard
 
 
-def test_tensorboard_gets_runs_that_sort_and_means_with_bands(varied: Path, tmp_path: Path) -> None:
+def test_tensorboard_gets_runs_in_order_and_means_with_bands(varied: Path, tmp_path: Path) -> None:
     link = lay_out(group_runs(read_runs(varied)), tmp_path)
     names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if any(path.glob(f"{EVENTS}*")))
     runs = [f"mqar/{label}/seed{seed}" for label in LABELS for seed in (0, 1)]
@@ -629,7 +633,7 @@ def test_tensorboard_gets_runs_that_sort_and_means_with_bands(varied: Path, tmp_
     assert (tmp_path / "mqar" / "attention n_heads=1" / "seed0" / later.name).is_symlink()
 
 
-def test_tensorboard_gets_no_point_at_a_state_of_no_bytes(tmp_path: Path) -> None:
+def test_tensorboard_gets_no_point_at_zero_state_bytes(tmp_path: Path) -> None:
     for name, n_bytes in (("mqar/conv", 0), ("mqar/gru", 256), ("mqar/lstm", 512)):
         write_run(tmp_path / "runs", name, metrics={"state_bytes": n_bytes})
     lay_out(group_runs(read_runs(tmp_path / "runs")), tmp_path / "shown")
@@ -659,18 +663,18 @@ def test_tensorboard_is_served_until_it_is_stopped(varied: Path, tmp_path: Path)
         while not layout.get("category") and time.monotonic() < deadline:
             with urllib.request.urlopen(f"{address}/data/plugin/custom_scalars/layout") as answer:
                 layout = json.load(answer)
-            time.sleep(0.1)  # it has runs to read
+            time.sleep(0.1)  # TensorBoard is still reading runs
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
     assert not list(tmp_path.glob("zoo-compare-*"))
     assert [category["title"] for category in layout["category"]] == ["mqar", "ssm_teacher"]
     length = next(chart for chart in layout["category"][0]["chart"] if chart["title"] == "Accuracy against length")
     assert {each["value"][-9:] for each in length["margin"]["series"]} == {"n_heads=1", "n_heads=2"}
-    assert sorted(varied.rglob("*")) == before  # nothing is left where the runs are
+    assert sorted(varied.rglob("*")) == before  # no files are left in the runs' folder
 
 
-@pytest.mark.filterwarnings("ignore:html5lib's sanitizer:DeprecationWarning")  # of TensorBoard's own imports
-def test_a_command_that_cannot_be_followed_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.filterwarnings("ignore:html5lib's sanitizer:DeprecationWarning")  # raised by TensorBoard's imports
+def test_wrong_arguments_are_one_line_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path)
     with socket.create_server(("localhost", 0)) as taken:
         port = taken.getsockname()[1]
@@ -692,7 +696,7 @@ def test_reading_needs_no_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["yaml", "tensorboard", "rich.table", "matplotlib.figure", "plotly.offline"])
-def test_a_missing_extra_is_named(
+def test_a_missing_extra_is_a_one_line_error(
     module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(tmp_path)

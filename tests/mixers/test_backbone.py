@@ -1,4 +1,4 @@
-"""The model around the mixers: embedding, blocks, head, selected positions, decoding."""
+"""`Backbone`: embedding, blocks and head, selected positions, generation, the autoencoder, errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VOCAB = 11
 
 
 def model_of(case: Case, generator: torch.Generator, **options: Any) -> Backbone:
-    """A small language model with drawn parameters, float64."""
+    """A small float64 language model with noise on every parameter."""
     settings = {"d_model": 8, "n_layers": 2, "vocab_size": VOCAB, "n_outputs": VOCAB} | options
     return randomise(Backbone({"name": case.name, **case.options}, **settings), generator).double()
 
@@ -40,10 +40,10 @@ shapes_of_kinds = pytest.mark.parametrize(
         for shape, name in zip(itertools.cycle(SHAPES), (*KINDS, *sorted({*list_mixers()} - {*KINDS})), strict=False)
     ],
 )
-"""Every mixer in one shape; by default one mixer for each kind of state."""
+"""Every mixer in one of the shapes; the default run has one mixer per kind of state."""
 
 
-# The map.
+# Outputs and gradients.
 
 
 @pytest.mark.parametrize("name", ["attention", "selective_ssm"])
@@ -71,8 +71,10 @@ def test_forward_is_the_reference(name: str, options: dict[str, Any], generator:
     ],
     ids=str,
 )
-def test_states_besides_the_mixers_stream(name: str, options: dict[str, Any], generator: torch.Generator) -> None:
-    """In chunks, with lengths, at selected positions, as an operator, and to the byte of the state."""
+def test_models_with_canon_layers_and_other_states_stream(
+    name: str, options: dict[str, Any], generator: torch.Generator
+) -> None:
+    """Models with Canon layers stream, take lengths, select positions and have an operator and exact state sizes."""
     model, x = model_of(Case(name, {}), generator, **options), tokens(2, 9, generator=generator)
     y, lengths = model(x), torch.tensor([4, 2])
     chunks, state = in_chunks(model, x, [1, 2, 1, 5])
@@ -132,18 +134,18 @@ def test_every_parameter_receives_a_gradient(name: str, shape: dict[str, Any], g
 # Composition.
 
 
-def test_options_of_a_block_reach_it() -> None:
+def test_the_backbone_passes_options_to_its_blocks() -> None:
     model = Backbone({"name": "lstm"}, 8, 2, vocab_size=5, n_outputs=5, d_conv=3, d_channel=5, norm_eps=0.3)
     convolution, lstm = model.layers.layers[0].mixer.layers
     assert (type(lstm).__name__, convolution.weight.shape) == ("LSTM", (8, 3))
     assert [block.channel.down_proj.in_features for block in model.layers.layers] == [5, 5]
-    assert [norm.eps for norm in model.modules() if isinstance(norm, RMSNorm)] == [0.3] * 5  # two a block, and the last
+    assert [norm.eps for norm in model.modules() if isinstance(norm, RMSNorm)] == [0.3] * 5  # 2 per block, 1 at the end
     plain = Backbone({"name": "lstm"}, 8, 1, vocab_size=5, n_outputs=5)
     assert plain.layers.layers[0].channel.down_proj.in_features == 16
     assert Backbone({"name": "lstm"}, 8, 1, vocab_size=5, n_outputs=5, d_channel=0).layers.layers[0].channel is None
 
 
-def test_bare_is_the_mixer_alone_where_the_widths_agree(generator: torch.Generator) -> None:
+def test_a_bare_backbone_of_equal_widths_is_the_mixer_alone(generator: torch.Generator) -> None:
     model = Backbone({"name": "factorized"}, 8, 1, d_input=8, n_outputs=8, backbone="bare").double()
     x = draw(2, 7, 8, generator=generator)
     assert {name.rsplit(".", 1)[-1] for name, _ in model.named_parameters()} == {"value_maps", "coefficients"}
@@ -153,7 +155,7 @@ def test_bare_is_the_mixer_alone_where_the_widths_agree(generator: torch.Generat
     assert narrow(x).shape == (2, 7, 5)
 
 
-def test_bare_projects_where_the_widths_differ(generator: torch.Generator) -> None:
+def test_a_bare_backbone_of_other_widths_adds_projections(generator: torch.Generator) -> None:
     model = Backbone({"name": "lstm"}, 8, 2, d_input=3, n_outputs=2, backbone="bare").double()
     assert model.norm is None
     assert (model.in_proj.in_features, model.head.out_features) == (3, 2)
@@ -178,7 +180,7 @@ def test_published_initialisation_survives_the_backbone() -> None:
         ("rwkv", reference.shifted_relu, "layer"),
     ],
 )
-def test_blocks_may_differ_embeddings_be_scaled_and_logits_capped(
+def test_blocks_with_different_channel_mixers_scaled_embeddings_and_capped_logits(
     channel: str, of_reference: Callable[..., np.ndarray], norm_type: str, generator: torch.Generator
 ) -> None:
     blocks = [{}, {"d_channel": 5, "channel": channel}]
@@ -200,14 +202,14 @@ def test_blocks_may_differ_embeddings_be_scaled_and_logits_capped(
 def test_layer_norms_are_the_reference(generator: torch.Generator) -> None:
     model = model_of(Case("lstm", {}), generator, norm_type="layer", norm_eps=0.3)
     norms = [norm for norm in model.modules() if isinstance(norm, LayerNorm)]
-    assert len(norms) == 5  # two a block, and the last
+    assert len(norms) == 5  # 2 per block, 1 at the end
     x = 3 * draw(2, 7, 8, generator=generator)
     for norm in norms:
         weight, bias = (t.detach().numpy() for t in (norm.weight, norm.bias))
         assert_close(norm(x), reference.layer_norm(x.numpy(), weight, bias, 0.3))
 
 
-def test_weight_decay_spares_the_embedding_and_what_its_parts_spare() -> None:
+def test_weight_decay_excludes_the_embedding_and_the_exclusions_of_its_parts() -> None:
     model = Backbone({"name": "hybrid"}, 8, 2, vocab_size=5, n_outputs=5, d_conv=2)
     spared = model.no_weight_decay()
     assert {"embedding.weight", "norm.weight", "layers.layers.0.mixer.layers.1.A_log"} <= spared
@@ -248,7 +250,7 @@ def test_sampled_frequencies_are_the_softmax(top_k: int | None, top_p: float, ge
     assert ((counts - chances).abs() <= 5 * error + 1e-12).all()
 
 
-def test_a_seed_decides_what_is_drawn(generator: torch.Generator) -> None:
+def test_the_generators_seed_determines_the_samples(generator: torch.Generator) -> None:
     model, prompt = model_of(Case("lstm", {}), generator), torch.full((4, 1), 3)
     one, other, cold = (
         model.generate(prompt[:4], 20, temperature, torch.Generator().manual_seed(seed))
@@ -259,7 +261,7 @@ def test_a_seed_decides_what_is_drawn(generator: torch.Generator) -> None:
     assert torch.equal(cold, model.generate(prompt[:4], 20))
 
 
-# What is refused, in one line.
+# Errors, in one line.
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
@@ -314,14 +316,14 @@ def test_a_seed_decides_what_is_drawn(generator: torch.Generator) -> None:
         ({"decode_from": 3, "n_experts": 4}, "decode_from n_experts=0"),
     ],
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], words: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], words: str) -> None:
     valid = {"mixer": {"name": "lstm"}, "d_model": 8, "n_layers": 2, "vocab_size": 5, "n_outputs": 5}
     with refused(holding(*words.split())):
         Backbone(**(valid | options))
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-def test_inputs_and_generation_that_cannot_be_are_refused() -> None:
+def test_invalid_inputs_and_generation_options_are_refused() -> None:
     of_tokens = Backbone({"name": "lstm"}, 8, vocab_size=5, n_outputs=5)
     of_vectors = Backbone({"name": "lstm"}, 8, d_input=3, n_outputs=5)
     narrow = torch.zeros(2, 4, dtype=torch.uint8)
@@ -358,11 +360,11 @@ def test_inputs_and_generation_that_cannot_be_are_refused() -> None:
         Backbone({"name": "lstm"}, 8, vocab_size=5, n_outputs=3).generate(prompt, 1)
 
 
-# The autoencoder: what is decoded sees one vector of what was read, and itself.
+# The autoencoder: decoded positions see one vector that encodes the earlier ones, and their own embedding.
 
 
 def decoded(model: Backbone, code: np.ndarray, place: np.ndarray) -> np.ndarray:
-    """MAD's decoder and its read-out, written down once more."""
+    """NumPy reference of MAD's decoder and read-out."""
     p, u = parameters(model), code + place
     for layer in range(2):
         name = f"layers.layers.0.{{}}.{layer}.{{}}"
@@ -373,7 +375,7 @@ def decoded(model: Backbone, code: np.ndarray, place: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ["attention", "selective_ssm", "lstm"])
-def test_what_is_decoded_is_the_reference(name: str, generator: torch.Generator) -> None:
+def test_decoded_positions_are_the_reference(name: str, generator: torch.Generator) -> None:
     model = model_of(Case(name, {}), generator, decode_from=4)
     x = tokens(2, 7, generator=generator)
     logits, embedded = model(x), model.embed(x)
@@ -387,7 +389,7 @@ def test_what_is_decoded_is_the_reference(name: str, generator: torch.Generator)
 
 
 @pytest.mark.parametrize("name", ["attention", "lstm", slow("selective_ssm"), slow("conv")])
-def test_an_autoencoder_streams_selects_and_has_rows_of_any_length(name: str, generator: torch.Generator) -> None:
+def test_an_autoencoder_streams_selects_positions_and_takes_lengths(name: str, generator: torch.Generator) -> None:
     model = model_of(Case(name, {}), generator, decode_from=4)
     x = tokens(3, 9, generator=generator)
     expected = model(x)
@@ -402,11 +404,11 @@ def test_an_autoencoder_streams_selects_and_has_rows_of_any_length(name: str, ge
     assert_close(model(x[:, :3]), expected[:, :3])
 
 
-def test_the_operator_of_an_autoencoder_is_its_own(generator: torch.Generator) -> None:
+def test_the_operator_of_an_autoencoder(generator: torch.Generator) -> None:
     model = model_of(Case("attention", {}), generator, decode_from=3, n_layers=1)
     embedded = model.embed(tokens(1, 6, generator=generator)).detach()
     W, c = interaction(model.layers, embedded)
     assert_close(torch.einsum("bijpd,bjd->bip", W, embedded) + c, model.layers(embedded))
-    # Behind the end of what is read a position sees what was read, and itself.
+    # A decoded position depends on the encoded positions and on itself.
     assert not W[0, 3:, 3:][~torch.eye(3, dtype=torch.bool)].any()
     assert W[0, 3:, :3].any()

@@ -1,4 +1,4 @@
-"""Two mixers, one of them reversed: the map, its operator, its rank, and what it refuses."""
+"""`Bidirectional`, the sum of one mixer and a reversed one: outputs, operator, padding, errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zoo import Bidirectional, SequenceMixer, create_mixer, list_mixers
 from zoo.theory.operator import interaction
 
 NAMES = list_mixers()
-PAIRS = [  # each mixer forwards and backwards; by default those whose first has a state of its own kind
+PAIRS = [  # every mixer is forwards once and backwards once; the default run has forward mixers of every kind of state
     slow(names, unless=names[0] in KINDS, id="-".join(names)) for names in itertools.pairwise([*NAMES, NAMES[0]])
 ]
 
@@ -34,7 +34,7 @@ def test_it_is_one_mixer_forwards_and_one_backwards(names: tuple[str, str], gene
 
 
 @pytest.mark.parametrize("names", [("attention", "gru"), ("selective_ssm", "conv"), ("lstm", "sliding_attention")])
-def test_padding_leaks_into_nothing(names: tuple[str, str], generator: torch.Generator) -> None:
+def test_padding_affects_no_output_and_no_gradient(names: tuple[str, str], generator: torch.Generator) -> None:
     both, lengths = pair(names, generator), torch.tensor([6, 0, 1, 4], dtype=torch.int32)
     x = draw(4, 6, D_MODEL, generator=generator)
     spans = [slice(0, length) for length in lengths.tolist()]
@@ -43,7 +43,7 @@ def test_padding_leaks_into_nothing(names: tuple[str, str], generator: torch.Gen
     assert_rows_alone(lambda x: both(x, lengths), both, x, spans, generator)
 
 
-def test_it_is_a_plain_module(generator: torch.Generator) -> None:
+def test_it_is_no_sequence_mixer_but_resets_and_excludes_from_weight_decay(generator: torch.Generator) -> None:
     both = pair(("lstm", "gru"), generator)
     assert not isinstance(both, SequenceMixer)
     assert not hasattr(both, "stream")

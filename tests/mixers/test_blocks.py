@@ -59,7 +59,7 @@ def test_a_stack_is_its_layers_one_after_the_other(generator: torch.Generator) -
     assert_close(in_chunks(stack, x, [3, 4])[0], stack(x))
 
 
-def test_reset_parameters_reaches_everything_below(generator: torch.Generator) -> None:
+def test_reset_parameters_reaches_all_submodules(generator: torch.Generator) -> None:
     block = ResidualBlock(create_mixer("selective_ssm", 8), 12)
     for module in (block, Stack([block])):
         randomise(module, generator)
@@ -70,13 +70,13 @@ def test_reset_parameters_reaches_everything_below(generator: torch.Generator) -
     assert torch.equal(block.channel_norm.weight, torch.ones(8))
 
 
-def test_parameters_of_its_own_need_a_reset_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_with_parameters_must_define_reset_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(ShortConv, "reset_parameters")
     with pytest.raises(NotImplementedError, match="must define reset_parameters to initialise weight, bias"):
         ShortConv(8, 4, bias=True)
 
 
-def test_norms_and_biases_are_spared_from_weight_decay() -> None:
+def test_norms_and_biases_are_excluded_from_weight_decay() -> None:
     block = ResidualBlock(Stack([ShortConv(8, 4, bias=True), create_mixer("selective_ssm", 8)]), 12)
     assert block.no_weight_decay() == {
         "mixer_norm.weight",
@@ -89,7 +89,7 @@ def test_norms_and_biases_are_spared_from_weight_decay() -> None:
     }
 
 
-def test_what_does_not_fit_together_is_refused() -> None:
+def test_parts_of_different_widths_and_invalid_sizes_are_refused() -> None:
     narrow = create_mixer("factorized", 8, d_out=5)
     for call, words in (
         (lambda: Stack([narrow, create_mixer("lstm", 8)]), ["d_out=5", "d_model=8"]),

@@ -1,4 +1,4 @@
-"""Random configurations of transformers: what the zoo can express loads and agrees, and the rest is refused."""
+"""Random transformers configurations: supported ones load with the same logits, others are refused."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "tie_word_embeddings": (True, False),
     "vocab_size": (19, 33),
 }
-"""Field -> values that the zoo can express, whatever the other fields are."""
+"""{field: values that the zoo supports, whatever the other fields}."""
 TIED = {"Mamba2": ("expand",), "Rwkv": ("layer_norm_epsilon", "tie_word_embeddings")}
-"""Fields that other fields determine, and fields with one value that the zoo can express."""
+"""{family: fields that stay at their value}: other fields determine them, or the zoo supports only that value."""
 ORDERS = ("layer_types", "layers_block_type", "block_types")
 BEYOND = {
     **dict.fromkeys(("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias", "conv_bias"), True),
@@ -56,14 +56,14 @@ BEYOND = {
     "use_conv_bias": False,
     "time_step_limit": (0.0, 0.5),
 }
-"""Field -> a value that transformers takes and the zoo cannot express."""
+"""{field: a value that transformers accepts and the zoo does not support}."""
 ROPED = ("Llama", "Qwen3", "Qwen3Moe", "DeepseekV3", "MiniMax", "OlmoHybrid", "FalconH1", "Lfm2")
 GROUPED = ("Jamba", *ROPED[:3], *ROPED[4:], "Bamba", "GraniteMoeHybrid", "NemotronH", "Zamba2")
 GENERAL = ("rms_norm_eps", "layer_norm_epsilon", "norm_eps", "tie_word_embeddings", "vocab_size", "norm_topk_prob")
 
 
 def options_of(kind: str, rng: random.Random) -> tuple[dict[str, Any], str]:
-    """Draw a configuration, and the field in it that the zoo cannot express, if one was drawn."""
+    """Draw a configuration; with probability 1/4 it has an unsupported field, whose name is returned too."""
     import transformers
 
     fields = getattr(transformers, f"{kind}Config").__dataclass_fields__
@@ -77,7 +77,7 @@ def options_of(kind: str, rng: random.Random) -> tuple[dict[str, Any], str]:
             options |= {field: order, "num_hidden_layers": len(order)}
     if kind in ROPED and rng.random() < 0.5:
         options |= rope(rng.choice([name for name in ROPES if (kind, name) != ("DeepseekV3", "dynamic")]))
-    if kind in GROUPED and not options.get("use_shared_attention_adapter"):  # whose maps have a width for all heads
+    if kind in GROUPED and not options.get("use_shared_attention_adapter"):  # the adapter needs n_kv_heads = n_heads
         heads = rng.choice((2, 4))
         options |= {"num_attention_heads": heads, "num_key_value_heads": rng.choice((1, 2, heads))}
     if rng.random() < 0.75:
@@ -87,7 +87,7 @@ def options_of(kind: str, rng: random.Random) -> tuple[dict[str, Any], str]:
 
 
 def loaded(theirs: Any, beyond: str) -> Backbone | None:
-    """Load a model; None if it is refused in one line, as a field beyond the zoo must be or load right."""
+    """Load a model, or return None if it has an unsupported field and is refused in one line."""
     try:
         return load_transformers(theirs)
     except ValueError as error:
@@ -97,12 +97,12 @@ def loaded(theirs: Any, beyond: str) -> Backbone | None:
 
 
 def difference(kind: str, seed: int, generator: torch.Generator) -> float | None:
-    """Return the largest difference of a random model's logits, relative to them; None if the model is refused."""
+    """Largest difference of a random model's logits relative to the largest logit; None if the model is refused."""
     options, beyond = options_of(kind, random.Random(f"{kind}{seed}"))
     theirs = build(kind, generator, **options)
     if (ours := loaded(theirs, beyond)) is None:
         return None
-    theirs.config._experts_implementation = "eager"  # the only one that takes float64
+    theirs.config._experts_implementation = "eager"  # the only implementation that supports float64
     tokens = drawn(generator)
     with torch.no_grad():
         expected = theirs(tokens, use_cache=False).logits

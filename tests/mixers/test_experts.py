@@ -1,4 +1,4 @@
-"""Mixture of experts: routing, the grouped products, the load-balance loss, and the layouts that hold them."""
+"""Mixture of experts: routing, grouped matrix products, load-balancing loss, placement in a model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def model_of(generator: torch.Generator, **options: Any) -> Backbone:
     return randomise(Backbone(**({"mixer": {"name": "hybrid"}} | settings | options)), generator).double()
 
 
-# The map.
+# Outputs and gradients.
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_sigmoid_experts_are_the_reference(options: dict[str, Any], generator: t
     assert not layer.preference.requires_grad
 
 
-def test_no_position_depends_on_another_however_uneven_the_load(generator: torch.Generator) -> None:
+def test_positions_are_independent_under_an_uneven_load(generator: torch.Generator) -> None:
     layer = experts_of(generator)
     with torch.no_grad():
         layer.router.weight[3] = 0.0
@@ -83,7 +83,7 @@ def test_no_position_depends_on_another_however_uneven_the_load(generator: torch
 
 
 def test_gradients_are_those_of_the_definition(generator: torch.Generator) -> None:
-    """Every expert run on every position, the chosen ones picked by a mask: autograd knows each step."""
+    """The definition runs every expert on every position and masks the unselected ones."""
     layer, x = experts_of(generator), draw(2, 7, D_MODEL, generator=generator).requires_grad_()
 
     def dense(x: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ def test_gradients_are_those_of_the_definition(generator: torch.Generator) -> No
     expected = torch.autograd.grad(dense(x).square().sum(), inputs)
     assert_close(torch.autograd.grad(layer(x).square().sum(), inputs), expected)
     layer(x[:1, :1])
-    assert 0 < int((layer.load > 0).sum()) < layer.n_experts  # groups without a row too
+    assert 0 < int((layer.load > 0).sum()) < layer.n_experts  # some experts get no row
     assert_close(layer(x[:1, :1]), dense(x[:1, :1]))
     rows, weight = draw(5, 3, generator=generator), draw(4, 2, 3, generator=generator).requires_grad_()
     for sizes in ([0, 3, 0, 2], [5, 0, 0, 0], [1, 1, 1, 2], [0, 0, 0, 5]):
@@ -119,7 +119,7 @@ def test_reduced_precision_stays_close(generator: torch.Generator) -> None:
     assert_close(y.bfloat16(), same_weights(x.float()))
 
 
-def test_experts_start_as_linear_layers_do() -> None:
+def test_experts_are_initialised_like_linear_layers() -> None:
     layer = Experts(64, 16, n_experts=3)
     for weight, fan_in in ((layer.up_proj, 64), (layer.down_proj, 16)):
         assert weight.abs().max() <= fan_in**-0.5
@@ -140,15 +140,15 @@ def test_balance_is_the_reference_over_valid_positions(top_k: int, generator: to
         assert_close(layer.load, load)
 
 
-def test_the_balance_of_no_positions_is_zero_and_no_nan(generator: torch.Generator) -> None:
-    """A batch of padding alone, as one of several processes may get."""
+def test_the_balance_loss_of_padding_alone_is_zero(generator: torch.Generator) -> None:
+    """One of several processes may get such a batch."""
     layer, x = experts_of(generator), draw(2, 3, D_MODEL, generator=generator)
     layer(x, torch.zeros(2, 3, dtype=torch.bool))
     assert layer.balance_loss == 0
     assert not layer.load.any()
 
 
-def test_padding_counts_nowhere(generator: torch.Generator) -> None:
+def test_padding_changes_no_output_and_no_load(generator: torch.Generator) -> None:
     block, x = block_of(generator), draw(2, 9, D_MODEL, generator=generator)
     lengths = torch.tensor([9, 4])
     y = block(x, lengths)
@@ -163,7 +163,7 @@ def test_padding_counts_nowhere(generator: torch.Generator) -> None:
     assert_close(load, sum(loads) / 13)
 
 
-def test_the_load_is_of_the_last_pass_in_training_and_is_neither_copied_nor_saved(generator: torch.Generator) -> None:
+def test_the_load_of_the_last_training_pass_is_not_copied_or_saved(generator: torch.Generator) -> None:
     model, x = model_of(generator), torch.randint(VOCAB, (2, 9), generator=generator)
     layer = model.layers.layers[1].channel
     model.eval()(x)
@@ -177,7 +177,7 @@ def test_the_load_is_of_the_last_pass_in_training_and_is_neither_copied_nor_save
     assert model.state_bytes(9, 2, torch.float64) == state_nbytes(model.stream(x)[1])
 
 
-def test_the_load_counts_positions_that_are_not_selected(generator: torch.Generator) -> None:
+def test_the_load_counts_unselected_positions_too(generator: torch.Generator) -> None:
     model, x = model_of(generator).train(), torch.randint(VOCAB, (2, 9), generator=generator)
     layer, lengths, at = model.layers.layers[1].channel, torch.tensor([9, 5]), torch.zeros(2, 9, dtype=torch.bool)
     at[:, 2] = True
@@ -204,7 +204,7 @@ def test_compiled_code_agrees_with_eager_balance_loss_too(generator: torch.Gener
 # Layouts.
 
 
-def test_gradients_of_each_sample_are_those_of_its_own(generator: torch.Generator) -> None:
+def test_per_sample_gradients_by_vmap_are_those_of_single_samples(generator: torch.Generator) -> None:
     everywhere = {"n_experts": 3, "expert_offset": 0, "expert_period": 1}
     model = model_of(generator, mixer={"name": "selective_ssm"}, **everywhere).eval()
     values, tokens = dict(model.named_parameters()), torch.randint(7, (3, 9), generator=generator)
@@ -218,7 +218,7 @@ def test_gradients_of_each_sample_are_those_of_its_own(generator: torch.Generato
         assert_close([gradient[number] for gradient in each.values()], own)
 
 
-def test_experts_stand_where_period_and_offset_say(generator: torch.Generator) -> None:
+def test_expert_period_and_offset_place_the_experts(generator: torch.Generator) -> None:
     def layers(**options: Any) -> list[int]:
         blocks = model_of(generator, n_layers=6, **options).layers.layers
         return [layer for layer, block in enumerate(blocks) if isinstance(block.channel, Experts)]
@@ -229,7 +229,7 @@ def test_experts_stand_where_period_and_offset_say(generator: torch.Generator) -
     assert layers(n_experts=0) == []
 
 
-def test_jamba_is_one_config(generator: torch.Generator) -> None:
+def test_the_config_of_jamba_builds_its_layers(generator: torch.Generator) -> None:
     values = read_mapping(JAMBA)
     assert values.pop("balance_weight") == 1e-3
     model = Backbone(**values, vocab_size=VOCAB, n_outputs=VOCAB)

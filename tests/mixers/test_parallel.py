@@ -1,4 +1,4 @@
-"""Ranks that hold parts of a sequence, or shards of the parameters, against one process that holds all."""
+"""Sequence-parallel and sharded training on several ranks equals training in one process."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from zoo.state import state_nbytes, state_tensors
 from zoo.training.metrics import ClassificationScores
 
 BATCH, SEQ_LEN, VOCAB = 3, 13, 7
-LENGTHS = torch.tensor([SEQ_LEN, 9, 2])  # a row ends in one part or the other, before some parts begin
-LONG, LEAST = 100, 4  # parts of several chunks and of less than one, none shorter than a convolution
+LENGTHS = torch.tensor([SEQ_LEN, 9, 2])  # some rows end before later ranks' parts begin
+LONG, LEAST = 100, 4  # parts span several chunks or less than one, but at least the width of a convolution
 ALLOWED = 1e-12
 PAIR = {"pattern": ["averages", "lstm"]}
 
@@ -46,7 +46,7 @@ def gradients(*modules: nn.Module) -> list[Tensor]:
 
 
 def own_positions(rank: int, n_ranks: int, seq_len: int, least: int, generator: torch.Generator) -> slice:
-    """Parts of random sizes, of at least so many positions."""
+    """This rank's part of the positions, when the sequence is cut at random into parts of at least `least`."""
     spare = seq_len - n_ranks * least
     cuts = torch.randint(spare + 1, (n_ranks - 1,), generator=generator).sort().values.tolist()
     starts = [0, *(cut + least * (n + 1) for n, cut in enumerate(cuts)), seq_len]
@@ -60,9 +60,9 @@ def check_mixers(rank: int, n_ranks: int) -> None:
         own = own_positions(rank, n_ranks, SEQ_LEN, 1, generator)
         split = check_mixer(case.name, mixer, LENGTHS, own, generator)
         if hasattr(mixer.empty_state(1), "carried"):
-            continue  # what its ranks send depends on how short the parts are
+            continue  # the number of bytes sent depends on the lengths of the parts
         x = draw(BATCH, SEQ_LEN, D_MODEL, generator=generator)
-        state = mixer.stream(x[:, : own.stop])[1]  # nothing else is sent, and nothing comes back but its gradient
+        state = mixer.stream(x[:, : own.stop])[1]  # ranks send only this state, and receive only its gradient
         assert split.state_bytes_sent == (state_nbytes(state) if rank + 1 < n_ranks else 0), case.name
         received = mixer.stream(x[:, : own.start])[1] if rank else ()
         differentiable = tuple(t for t in state_tensors(received) if t.is_floating_point() or t.is_complex())
@@ -70,7 +70,7 @@ def check_mixers(rank: int, n_ranks: int) -> None:
 
 
 def check_linear_recurrences(rank: int, n_ranks: int) -> None:
-    """No rank waits for another: nothing is sent from one to the next, only to all."""
+    """Linear recurrences gather all carried states at once: no rank waits for its predecessor."""
     gathered = []
 
     def all_gather(found: list[Tensor], t: Tensor, group: dist.ProcessGroup) -> None:
@@ -105,7 +105,7 @@ def check_mixer(
     mixer.zero_grad()
 
     if lengths is not None:
-        x = x.masked_fill(~valid_positions(lengths, seq_len).unsqueeze(2), float("nan"))  # nobody reads padding
+        x = x.masked_fill(~valid_positions(lengths, seq_len).unsqueeze(2), float("nan"))  # padding must not matter
     split, part = parallel.sequence(mixer, micro_batches=2), x[:, own].clone().requires_grad_()
     y = split(part, lengths)
     (y * weight[:, own]).sum().backward()
@@ -115,7 +115,7 @@ def check_mixer(
 
 
 class Averages(nn.Module):
-    """Averages that decay, in steps: the state is a mapping, and says in a number of Python what it has seen."""
+    """A decaying average, computed in steps; its state is a mapping with a Python int, the number of positions."""
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def models() -> Iterator[Backbone]:
 
 
 def check_sharded(rank: int, n_ranks: int) -> None:
-    """Two steps with parameters, gradients and momenta in shards, each rank with rows of its own."""
+    """Two optimiser steps with sharded parameters, gradients and momenta, each rank with different rows."""
     for name in list_mixers():
         generator, steps = torch.Generator().manual_seed(0), []
         torch.manual_seed(0)
@@ -180,7 +180,7 @@ def check_models(rank: int, n_ranks: int) -> None:
         generator = torch.Generator().manual_seed(0)
         randomise(model, generator).double()
         tokens, labels = torch.randint(VOCAB, (2, BATCH, SEQ_LEN), generator=generator)
-        labels[:, :5] = -100  # so the first rank may have none
+        labels[:, :5] = -100  # the first rank may have no labels
         n_labels = int((labels != -100).sum())
         logits = model(tokens)
         loss = loss_of(model, logits, labels, n_labels)
@@ -211,7 +211,7 @@ def check_models(rank: int, n_ranks: int) -> None:
 
 
 class Own(DeltaNet):
-    """A class that has changed the recurrence, and not the state."""
+    """Overrides `mix` without a recurrence of zoo.ops, but keeps the state of its base class."""
 
     def mix(self, x: Tensor, state: Any, lengths: Tensor | None) -> tuple[Tensor, Any]:
         return x, state._replace(S=state.S + 1)
@@ -260,7 +260,7 @@ def one_rank() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_one_rank_is_the_model_itself(generator: torch.Generator) -> None:
+def test_one_rank_runs_the_model_and_refuses_wrong_splits(generator: torch.Generator) -> None:
     mixer = DEFAULTS[0].create(generator)
     x = draw(BATCH, SEQ_LEN, D_MODEL, generator=generator)
     split = parallel.sequence(mixer, 1, micro_batches=2)
@@ -280,7 +280,7 @@ def test_one_rank_is_the_model_itself(generator: torch.Generator) -> None:
 
 
 @pytest.mark.usefixtures("one_rank")
-def test_a_sharded_model_is_saved_after_it_is_whole_again(tmp_path: Path) -> None:
+def test_a_sharded_model_must_be_gathered_before_saving(tmp_path: Path) -> None:
     model = parallel.shard(Backbone({"name": "gru"}, d_model=D_MODEL, n_outputs=VOCAB, vocab_size=VOCAB))
     for name in ("model.ckpt", "model.safetensors"):
         with refused("get_model_state_dict"):

@@ -1,4 +1,4 @@
-"""Whole mixers and models in safetensors files, in folders and on a hub that is not asked."""
+"""Saving and loading mixers and models: safetensors files, folders, and the Hugging Face hub (simulated)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def assert_same(loaded: nn.Module, saved: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("name", zoo.list_mixers())
-def test_a_mixer_comes_back_as_it_was(name: str, tmp_path: Path, unchecked_shapes: None) -> None:
+def test_a_saved_mixer_loads_unchanged(name: str, tmp_path: Path, unchecked_shapes: None) -> None:
     mixer = zoo.create_mixer(name, 8)
     drawn = torch.random.get_rng_state()
     zoo.save(mixer, tmp_path / "mixer.safetensors")
@@ -44,7 +44,7 @@ def test_a_mixer_comes_back_as_it_was(name: str, tmp_path: Path, unchecked_shape
 
 
 class Hub:
-    """The two calls of HfApi that the mixin makes, and the download, over a folder in place of the network."""
+    """Replaces HfApi and the hub's download by a folder."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.asked = root, list[tuple[str, Any]]()
@@ -87,10 +87,10 @@ def test_a_model_is_pushed_and_pulled(hub: Hub) -> None:
 
 
 class Own(zoo.Backbone):
-    """A model class of a user's."""
+    """A user's model class."""
 
 
-def test_a_folder_gives_the_class_that_is_asked_for(tmp_path: Path, hub: Hub) -> None:
+def test_from_pretrained_loads_only_its_own_class(tmp_path: Path, hub: Hub) -> None:
     own = Own(**BACKBONE)
     own.save_pretrained(tmp_path / "own")
     assert_same(Own.from_pretrained(tmp_path / "own"), own)
@@ -103,7 +103,7 @@ def test_a_folder_gives_the_class_that_is_asked_for(tmp_path: Path, hub: Hub) ->
     assert_same(zoo.load(tmp_path / "own/model.safetensors", allow=[f"{__name__}:Own"]), own)
     plain = zoo.Backbone(**BACKBONE)
     plain.save_pretrained(tmp_path / "plain")
-    assert_same(_trained(str(tmp_path / "plain")), plain)  # zoo measure and zoo heads
+    assert_same(_trained(str(tmp_path / "plain")), plain)  # the loader of zoo measure and zoo heads
     with pytest.raises(ValueError, match=r"plain contains Backbone, not Own$"):
         Own.from_pretrained(tmp_path / "plain")
     for source in ("me/nothing", "/no/such/folder"):
@@ -128,7 +128,7 @@ class Plain(torch.nn.Linear):
 
 
 @pytest.mark.parametrize(("name", "options"), [("Mine", {"d_inner": 4}), ("Plain", {"scale": 2.0})])
-def test_a_mixer_of_ones_own_comes_back_where_it_is_allowed(
+def test_loading_a_users_mixer_needs_allow(
     name: str, options: dict[str, Any], tmp_path: Path, unchecked_shapes: None
 ) -> None:
     (tmp_path / "own.py").write_text(OWN_MIXERS)
@@ -168,7 +168,9 @@ def test_a_buffer_that_two_submodules_share_is_saved_once_and_shared_again(
 
 
 @pytest.mark.parametrize("where", ["class", "mixer", "pattern"])
-def test_a_file_imports_nothing_by_itself(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_a_file_imports_nothing_without_allow(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "payload.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(tmp_path)
     named = {"mixer": {"name": "payload:Mixer"}, "pattern": {"name": "hybrid", "pattern": ["lstm", "payload:Mixer"]}}
@@ -190,7 +192,7 @@ class ByPosition(LSTM):
         super().__init__(d_model)
 
 
-def test_what_is_no_such_file_is_refused_in_a_line(tmp_path: Path, unchecked_shapes: None) -> None:
+def test_unreadable_files_and_unsaveable_modules_are_one_line_errors(tmp_path: Path, unchecked_shapes: None) -> None:
     path, mixer = tmp_path / "x.safetensors", zoo.create_mixer("lstm", 8)
 
     def refused(line: str, call: Any = lambda: zoo.load_mixer(path)) -> None:
@@ -228,7 +230,7 @@ def test_what_is_no_such_file_is_refused_in_a_line(tmp_path: Path, unchecked_sha
     refused("the module was modified, so that its options would not rebuild it: .*", lambda: zoo.save(mixer, path))
 
 
-def test_a_file_that_was_damaged_or_claims_more_than_it_has_never_loads(tmp_path: Path) -> None:
+def test_a_damaged_file_or_one_with_wrong_sizes_is_refused(tmp_path: Path) -> None:
     path, model = tmp_path / "model.safetensors", zoo.Backbone(**BACKBONE)
     zoo.save(model, path)
     content = bytearray(path.read_bytes())

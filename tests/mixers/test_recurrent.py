@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN: torch's fused kernels where nothing asks for the operator, the loops elsewhere, all equal."""
+"""LSTM, GRU and RNN: torch's fused kernels and the zoo's loops agree, and each runs when it should."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ fused_cases = cases(variants=False, names=NAMES)
 
 @pytest.fixture
 def fused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The fused kernels called so far, by name."""
+    """Names of the fused kernels called so far."""
     calls: list[str] = []
     kernel = recurrent_op.fused_recurrence
     monkeypatch.setattr(
@@ -84,7 +84,7 @@ def test_the_fused_kernel_runs_unless_something_needs_the_loop(
 def test_a_cpu_without_the_kernel_runs_the_loop(
     case: Case, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What this CPU says of itself is put in place of another's answer: the kernel raises, as oneDNN's does."""
+    """The CPU is simulated: the kernel raises an error like oneDNN's on CPUs that lack it."""
 
     def missing(name: str, *_: Tensor, **__: Tensor) -> None:
         raise RuntimeError(f"could not create a primitive descriptor for {name}")
@@ -109,8 +109,8 @@ def test_a_cpu_without_the_kernel_runs_the_loop(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @fused_cases
-def test_reduced_precision_raises_on_no_cpu(case: Case, dtype: torch.dtype, generator: torch.Generator) -> None:
-    """With weights in it and under autocast; with gradients and without; asked once for each way of calling."""
+def test_reduced_precision_works_on_every_cpu(case: Case, dtype: torch.dtype, generator: torch.Generator) -> None:
+    """With such weights and under autocast, with and without gradients. The support of a kernel is probed once."""
     x = draw(2, 9, D_MODEL, generator=generator, dtype=torch.float32)
     mixer = case.create(generator, torch.float32)
     for weights, autocast in ((dtype, False), (torch.float32, True)):
@@ -128,7 +128,7 @@ def test_reduced_precision_raises_on_no_cpu(case: Case, dtype: torch.dtype, gene
 
 
 @pytest.mark.parametrize("seq_len", [1, 33, 1100])
-def test_chunks_of_a_linear_rnn_computed_at_once_are_those_of_one_after_the_other(
+def test_a_linear_rnn_gives_the_same_with_parallel_and_sequential_chunks(
     seq_len: int, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
 ) -> None:
     given = (
@@ -137,8 +137,8 @@ def test_chunks_of_a_linear_rnn_computed_at_once_are_those_of_one_after_the_othe
         draw(2, 5, generator=generator),
     )
     results = []
-    for road in ("cuda", "cpu"):
-        monkeypatch.setattr(transforms, "_device_type", lambda t, road=road: road)
+    for device in ("cuda", "cpu"):
+        monkeypatch.setattr(transforms, "_device_type", lambda t, device=device: device)
         leaves = [t.clone().requires_grad_() for t in given]
         outputs = linear_rnn(*leaves, torch.tensor([0, seq_len]))
         results.append([*outputs, *torch.autograd.grad(sum(t.square().sum() for t in outputs), leaves)])

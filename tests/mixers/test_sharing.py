@@ -1,4 +1,4 @@
-"""Layers that share a transformer or a cache."""
+"""`SharedTransformer` (Zamba) and `SharedCache` (YOCO): layers that share weights or a key-value cache."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_it_has_every_quick_property_of_the_contract(make: Callable[[int], Seque
     assert [(each.property, each.detail) for each in report.failed] == []
 
 
-def test_the_cache_is_one_and_the_layers_above_attend_to_it(generator: torch.Generator) -> None:
+def test_upper_layers_attend_to_one_shared_cache(generator: torch.Generator) -> None:
     mixer = randomise(yoco(8), generator).double()
     x = draw(2, 7, 8, generator=generator)
     u = mixer.lower(x)
@@ -86,7 +86,9 @@ def build(**options: Any) -> Backbone:
 @pytest.mark.parametrize(
     "options", [{"shared": {"layers": [1, 3]}}, {"shared_cache": {"upper": 2, "n_heads": 2}, "d_channel": 6}]
 )
-def test_a_model_of_shared_parts_decodes_as_it_reads(options: dict[str, Any], generator: torch.Generator) -> None:
+def test_a_model_with_shared_parts_streams_and_selects_positions(
+    options: dict[str, Any], generator: torch.Generator
+) -> None:
     model = build(**options).double()
     tokens = torch.randint(5, (2, 6), generator=generator)
     y = model(tokens)

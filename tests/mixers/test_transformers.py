@@ -1,4 +1,4 @@
-"""The zoo against transformers: the same weights give the same outputs, gradients and states."""
+"""`load_transformers`: models have the same outputs, gradients and states in the zoo, or are refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 BATCH, SEQ_LEN, D_MODEL, VOCAB = 2, 13, 16, 19
 
-# Widths that differ from each other: two that are taken for one another would not pass.
+# All widths differ, so that a mix-up of two fails.
 MAMBA = [
     {"state_size": 4, "conv_kernel": 4, "expand": 2, "time_step_rank": 3},
     {"state_size": 16, "conv_kernel": 2, "expand": 1, "time_step_rank": 1},
@@ -253,7 +253,7 @@ KINDS = {
     ],
 }
 DIFFERENT = ("Mamba", "Mamba2", "Jamba", "Qwen3Next", "RecurrentGemma", "Rwkv", "xLSTM")
-"""Between them they have every kind of layer; what rests on the layers only is asked of the others when slow."""
+"""Families that together have every kind of layer; tests of layers run the other families only when slow."""
 
 
 without_width = pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
@@ -265,7 +265,7 @@ every_config = pytest.mark.parametrize(
         for n, options in enumerate(configs)
     ],
 )
-"""Every class and its options; slow but for the first ones of classes that differ."""
+"""Every family with all its options; the default run has the first options of each in DIFFERENT."""
 different_kinds = pytest.mark.parametrize("kind", [slow(kind, unless=kind in DIFFERENT) for kind in KINDS])
 MIXER_NAMES = ("mixer", "mamba", "self_attn", "linear_attn", "conv", "temporal_block", "mlstm_layer", "attention")
 
@@ -274,7 +274,7 @@ BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
 def assert_same(actual: Tensor, expected: Tensor) -> None:
-    """To the bound, relative and of the largest entry: in the small entries of a sum roundoff is as large."""
+    """Assert closeness relative to the largest entry: the roundoff of a sum does not shrink with the entry."""
     scale = expected.detach().abs().max().clamp(min=1.0)
     bound = BOUNDS[expected.dtype]
     torch.testing.assert_close(actual / scale, expected / scale, rtol=bound, atol=bound)
@@ -282,7 +282,7 @@ def assert_same(actual: Tensor, expected: Tensor) -> None:
 
 @pytest.fixture
 def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers asks for float32 by name in norms, rope and residuals: here that means float64."""
+    """Make transformers compute in float64: it names float32 in norms, RoPE and residuals, which are patched."""
     import transformers.integrations.moe
     import transformers.modeling_rope_utils
 
@@ -300,7 +300,7 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build(kind: str, generator: torch.Generator, **options: Any) -> Any:
-    """A small causal language model of transformers, every parameter drawn anew, in float32 and eval mode."""
+    """A small causal language model of transformers with noise on every parameter, in float32 and eval mode."""
     import transformers
 
     sizes = {"hidden_size": D_MODEL, "vocab_size": VOCAB, "num_hidden_layers": 2, "pad_token_id": None}
@@ -315,7 +315,7 @@ def build(kind: str, generator: torch.Generator, **options: Any) -> Any:
     model = randomise(model.float(), generator).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            # At full size some draws of a Jamba lose five digits in float32, whoever computes them.
+            # Without the factor some random Jambas lose five digits in float32, in either implementation.
             parameter.mul_(0.7)
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):  # zero before training
@@ -337,7 +337,7 @@ def layers_of(theirs: Any) -> list[nn.Module]:
 
 
 def run_layer(theirs: Any, model: Any, x: Tensor) -> Tensor:
-    """One of their layers by itself, with what its model would hand to it."""
+    """Run one of their layers alone, with the arguments that its model passes."""
     positions = torch.arange(x.shape[1])[None]
     if type(theirs).__name__.startswith("RecurrentGemma"):
         lag = positions.T - positions
@@ -352,9 +352,9 @@ def run_layer(theirs: Any, model: Any, x: Tensor) -> Tensor:
 
 
 def assert_same_gradients(ours: nn.Module, theirs: nn.Module) -> None:
-    """Theirs are put into our layout by the very translation of weights, ours = a + b theirs.
+    """Compare gradients in our layout. The translation of weights is affine, ours = a + b * theirs.
 
-    By the chain rule theirs is then b times ours.
+    So the gradient of theirs is b times the gradient of ours.
     """
     assert [name for name, p in theirs.named_parameters() if p.grad is None] == []
     moved = []
@@ -364,19 +364,19 @@ def assert_same_gradients(ours: nn.Module, theirs: nn.Module) -> None:
                 p.copy_(value(p))
             moved.append(dict(load_transformers(theirs, verify=False).named_parameters()))
     a, a_and_b, a_and_grad = moved
-    normed = {"embedding.weight"} if hasattr(theirs, "rwkv") else set()  # no linear function of theirs
+    normed = {"embedding.weight"} if hasattr(theirs, "rwkv") else set()  # not affine in their weights
     for name, p in ours.named_parameters():
         if p.requires_grad and name not in normed:
             assert_same(p.grad, (a_and_grad[name] - a[name]) / (a_and_b[name] - a[name]).square())
 
 
 def drawn(generator: torch.Generator) -> Tensor:
-    """Tokens."""
+    """Random tokens."""
     return torch.randint(VOCAB, (BATCH, SEQ_LEN), generator=generator)
 
 
 def assert_same_training(ours: Any, theirs: Any, tokens: Tensor) -> None:
-    """The same logits, and gradients of what they lose."""
+    """Assert the same logits, and the same gradients of their cross-entropy."""
     y, expected = ours(tokens), theirs(tokens, use_cache=False).logits
     assert_same(y, expected)
     for logits in (y, expected):
@@ -388,7 +388,7 @@ def assert_same_training(ours: Any, theirs: Any, tokens: Tensor) -> None:
 
 
 @different_kinds
-def test_a_layer_has_their_outputs(kind: str, generator: torch.Generator) -> None:
+def test_a_loaded_layer_has_the_same_outputs(kind: str, generator: torch.Generator) -> None:
     model = build(kind, generator, **KINDS[kind][0])
     for theirs in [module for module in model.modules() if type(module).__name__ in LAYERS][:2]:
         ours = load_transformers(theirs)
@@ -402,26 +402,26 @@ def test_a_layer_has_their_outputs(kind: str, generator: torch.Generator) -> Non
 
 @every_config
 @without_width
-def test_in_float64_the_agreement_is_that_of_float64(
+def test_a_loaded_model_has_the_same_outputs_and_gradients_in_float64(
     kind: str, options: dict[str, Any], in_float64: None, generator: torch.Generator
 ) -> None:
     theirs = build(kind, generator, **options)
     ours = load_transformers(theirs)
-    theirs.config._experts_implementation = "eager"  # their default one refuses float64
+    theirs.config._experts_implementation = "eager"  # the default implementation refuses float64
     assert {p.dtype for p in (*ours.parameters(), *theirs.parameters())} == {torch.float64}
     assert_same_training(ours, theirs, drawn(generator))
 
 
-def test_rwkv_is_read_as_it_trains(generator: torch.Generator) -> None:
-    """In eval mode theirs halves weights in place, and the stream, whose norms keep their epsilons."""
+def test_rwkv_loads_its_training_weights_even_after_an_eval_pass(generator: torch.Generator) -> None:
+    """In eval mode transformers halves weights in place, and the residual stream, but not the norms' epsilons."""
     theirs, tokens = build("Rwkv", generator, num_hidden_layers=5, rescale_every=2), drawn(generator)
     theirs(tokens)
     ours, theirs = load_transformers(theirs).train(), theirs.train()
     assert_same_training(ours, theirs, tokens)
 
 
-def test_a_norm_of_the_embeddings_is_in_them(generator: torch.Generator) -> None:
-    """So their gradient follows from ours by the norm's backward pass."""
+def test_a_norm_of_the_embeddings_is_folded_into_them(generator: torch.Generator) -> None:
+    """The gradient of theirs follows from ours by the norm's backward pass."""
     theirs, tokens = build("Rwkv", generator).train(), drawn(generator)
     ours = load_transformers(theirs)
     for logits in (ours(tokens), theirs(tokens).logits):
@@ -434,8 +434,8 @@ def test_a_norm_of_the_embeddings_is_in_them(generator: torch.Generator) -> None
     assert_same(norm.bias.grad, theirs.rwkv.blocks[0].pre_ln.bias.grad)
 
 
-def test_dynamic_rope_beyond_its_length_is_their_map_of_the_whole_sequence(generator: torch.Generator) -> None:
-    """Their cached decoding is another map: it keeps keys that were turned when the sequence was shorter."""
+def test_dynamic_rope_beyond_its_length_equals_their_pass_over_the_whole_sequence(generator: torch.Generator) -> None:
+    """Their cached decoding differs: it keeps keys that were rotated for a shorter sequence."""
     theirs = build("Llama", generator, **HEADS[1], head_dim=10, **rope("dynamic"), max_position_embeddings=8)
     tokens = drawn(generator)
     assert_same(load_transformers(theirs)(tokens), theirs(tokens, use_cache=False).logits)
@@ -446,7 +446,7 @@ def test_dynamic_rope_beyond_its_length_is_their_map_of_the_whole_sequence(gener
 
 
 def cache_of(theirs: Any) -> Any:
-    """The cache of a RecurrentGemma, whose recurrent layers keep their states themselves."""
+    """A cache for RecurrentGemma that reads the states kept in its recurrent layers."""
     from transformers import DynamicCache
 
     cache: Any = DynamicCache(config=theirs.config)
@@ -456,11 +456,11 @@ def cache_of(theirs: Any) -> Any:
 
 
 @different_kinds
-def test_their_cache_is_our_state(kind: str, generator: torch.Generator) -> None:
-    """A prompt at once, then token by token, on both sides."""
+def test_states_equal_the_caches_of_transformers(kind: str, generator: torch.Generator) -> None:
+    """After a prompt and after each further token."""
     theirs = build(kind, generator, **KINDS[kind][0])
     ours = load_transformers(theirs)
-    tokens = drawn(generator)[: 1 if kind == "Rwkv" else BATCH]  # theirs mixes up the rows of a batch
+    tokens = drawn(generator)[: 1 if kind == "Rwkv" else BATCH]  # transformers mixes up the rows of an RWKV batch
     of_kind = {"Mamba": "cache_params", "xLSTM": "cache_params", "Rwkv": "state"}
     carries = next((carries for part, carries in of_kind.items() if part in kind), "past_key_values")
     cache = cache_of(theirs) if kind == "RecurrentGemma" else None
@@ -472,12 +472,12 @@ def test_their_cache_is_our_state(kind: str, generator: torch.Generator) -> None
         for i in range(9, SEQ_LEN):
             y, state = ours.stream(tokens[:, i : i + 1], state)
             given = {carries: cache}
-            if carries == "past_key_values":  # as generate() does; Bamba counts from zero otherwise
+            if carries == "past_key_values":  # like generate(); otherwise Bamba counts positions from zero
                 given["position_ids"] = torch.full((BATCH, 1), i)
             out = theirs(tokens[:, i : i + 1], use_cache=True, **given)
             assert_same(y, out.logits)
     kept = [at for at, layer in enumerate(layers_of(theirs)) if not type(layer).__name__.endswith("MLP")]
-    if kind == "Zamba2":  # the layers of one, which share a transformer
+    if kind == "Zamba2":  # its only layer is a SharedTransformer
         (layers,) = state
         for at, layer in enumerate(layers):
             if layer.attention:
@@ -527,7 +527,7 @@ def mixers_of(ours: Backbone) -> list[SequenceMixer]:
     return [block.mixer for block in blocks]
 
 
-def test_our_load_balance_is_theirs(generator: torch.Generator) -> None:
+def test_the_balance_loss_is_that_of_transformers(generator: torch.Generator) -> None:
     from transformers.models.jamba.modeling_jamba import load_balancing_loss_func
 
     theirs = build("Jamba", generator, **JAMBA[0], num_hidden_layers=2, router_aux_loss_coef=1.0)
@@ -539,7 +539,7 @@ def test_our_load_balance_is_theirs(generator: torch.Generator) -> None:
     assert_same(experts.balance_loss, expected)
 
 
-# What is carried over beside the numbers.
+# Ties, dtypes, training flags; their model stays unchanged.
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -554,7 +554,7 @@ def test_tying_is_read_from_the_weights(tied: bool, generator: torch.Generator) 
     assert_same(ours(tokens), theirs(tokens).logits)
 
 
-def test_each_layer_of_an_untied_zamba2_has_a_transformer_of_its_own(generator: torch.Generator) -> None:
+def test_an_untied_zamba2_has_a_transformer_per_hybrid_layer(generator: torch.Generator) -> None:
     options = KINDS["Zamba2"][0] | {"tie_word_embeddings": False}
     ours = load_transformers(theirs := build("Zamba2", generator, **options))
     assert (len(ours.layers.chain()[0].transformers), ours.head.weight is ours.embedding.weight) == (3, False)
@@ -562,7 +562,7 @@ def test_each_layer_of_an_untied_zamba2_has_a_transformer_of_its_own(generator: 
     assert_same(ours(tokens), theirs(tokens).logits)
 
 
-def test_a_folder_is_loaded_by_transformers(tmp_path: Path, generator: torch.Generator) -> None:
+def test_a_folder_of_save_pretrained_loads(tmp_path: Path, generator: torch.Generator) -> None:
     theirs = build("Mamba", generator, **MAMBA[0])
     theirs.save_pretrained(tmp_path)
     tokens = drawn(generator)
@@ -589,7 +589,7 @@ def test_each_weight_keeps_its_own_dtype_and_whether_it_is_trained(generator: to
     for layer in theirs.backbone.layers:
         layer.mixer.A_log.data = layer.mixer.A_log.data.float()
         layer.mixer.D.requires_grad_(False)
-    theirs.backbone.embeddings.requires_grad_(False)  # the head's too: they are one
+    theirs.backbone.embeddings.requires_grad_(False)  # tied to the head
     ours = load_transformers(theirs)
     wide = {name for name, p in ours.named_parameters() if p.dtype == torch.float32}
     frozen = {name for name, p in ours.named_parameters() if not p.requires_grad}
@@ -600,7 +600,7 @@ def test_each_weight_keeps_its_own_dtype_and_whether_it_is_trained(generator: to
     assert all((p == 1).all() for name, p in ours.named_parameters() if name in norms)
 
 
-def test_verification_leaves_their_model_as_it_was(generator: torch.Generator) -> None:
+def test_verification_does_not_change_their_model(generator: torch.Generator) -> None:
     theirs = build("Llama", generator, **HEADS[1], head_dim=10, **rope("dynamic"), max_position_embeddings=16)
     theirs.train().model.layers[0].eval()
     before = copy.deepcopy(theirs)
@@ -620,26 +620,26 @@ def test_attention_is_verified_in_every_implementation(implementation: str, gene
     assert isinstance(load_transformers(theirs), Backbone)
     layer = layers_of(theirs)[1]
     assert isinstance(load_transformers(layer), SequenceMixer)
-    layer.config._attn_implementation = None  # as of a layer that was made without a model
+    layer.config._attn_implementation = None  # as in a layer built without a model
     assert isinstance(load_transformers(layer), SequenceMixer)
 
 
 @pytest.mark.parametrize(
     ("kind", "options", "dtype"),
     [
-        ("Qwen3Moe", {"output_router_logits": True}, torch.float32),  # an auxiliary loss comes before the logits
-        ("xLSTM", {"mode": "train", "chunk_size": 48}, torch.float32),  # whole chunks only
-        ("xLSTM", {"chunk_size": 16}, torch.bfloat16),  # theirs runs in float32 only
+        ("Qwen3Moe", {"output_router_logits": True}, torch.float32),  # returns an auxiliary loss before the logits
+        ("xLSTM", {"mode": "train", "chunk_size": 48}, torch.float32),  # accepts only whole chunks
+        ("xLSTM", {"chunk_size": 16}, torch.bfloat16),  # transformers runs it only in float32
     ],
 )
-def test_a_model_is_verified_as_it_is_configured(
+def test_verification_works_in_configurations_with_restrictions(
     kind: str, options: dict[str, Any], dtype: torch.dtype, generator: torch.Generator
 ) -> None:
     assert isinstance(load_transformers(build(kind, generator, **KINDS[kind][0] | options).to(dtype)), Backbone)
 
 
-def test_a_float32_model_that_rounds_to_more_than_the_bound_is_judged_in_float64(generator: torch.Generator) -> None:
-    """Theirs computes 1 - a², which has few digits if a is close to one."""
+def test_a_float32_model_with_large_roundoff_is_verified_in_float64(generator: torch.Generator) -> None:
+    """RecurrentGemma computes 1 - a², which loses digits if a is close to one."""
     theirs = build("RecurrentGemma", generator, **KINDS["RecurrentGemma"][1])
     with torch.no_grad():
         for weight in (p for p in theirs.parameters() if p.ndim > 1):
@@ -649,7 +649,7 @@ def test_a_float32_model_that_rounds_to_more_than_the_bound_is_judged_in_float64
     assert (y - expected).norm() > BOUNDS[torch.float32] * expected.norm()
 
 
-def test_a_folder_runs_no_code_of_its_own(tmp_path: Path) -> None:
+def test_loading_a_folder_runs_no_code_from_it(tmp_path: Path) -> None:
     own = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": own}))
     (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
@@ -658,7 +658,7 @@ def test_a_folder_runs_no_code_of_its_own(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-# What is refused, in one line that names the field or the part.
+# Errors, in one line with the field or the part.
 
 
 @pytest.mark.parametrize(
@@ -734,7 +734,7 @@ def test_a_folder_that_is_not_exactly_a_model_is_refused(
         ("Rwkv", {"layer_norm_epsilon": 1e-3}, "eps of rwkv.blocks.0.ln1=0.001"),
     ],
 )
-def test_a_configuration_beyond_the_zoo_is_named(
+def test_an_unsupported_configuration_is_refused_with_its_field(
     kind: str, options: dict[str, Any], field: str, generator: torch.Generator
 ) -> None:
     with refused(holding("does not support", field)):
@@ -742,7 +742,7 @@ def test_a_configuration_beyond_the_zoo_is_named(
 
 
 class LoRA(nn.Linear):
-    """As an adapter library puts it in the place of a layer: with the layer's weight, and more."""
+    """A layer as adapter libraries replace it: the original weight plus further parameters."""
 
     def __init__(self, base_layer: nn.Linear) -> None:
         super().__init__(base_layer.in_features, base_layer.out_features, bias=False)
@@ -783,8 +783,8 @@ def shared_down_proj(theirs: Any) -> None:
     theirs.model.layers[1].mlp.down_proj.weight = theirs.model.layers[0].mlp.down_proj.weight
 
 
-# Changes by hand to a Llama that loading itself reads, and the words of the error.
-READ: list[tuple[Callable[[Any], Any], str]] = [
+# (a change to a Llama that loading detects without a run, words of the error)
+DETECTED: list[tuple[Callable[[Any], Any], str]] = [
     (lambda t: setattr(layers_of(t)[1], "is_causal", False), "is_causal=False"),
     (lambda t: setattr(t.config, "is_causal", False), "is_causal=False"),
     (lambda t: with_bias(layers_of(t)[1].o_proj), "attention_bias=True"),
@@ -802,8 +802,8 @@ READ: list[tuple[Callable[[Any], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "words"), READ, ids=[words for _, words in READ])
-def test_a_change_by_hand_that_is_read_is_named(
+@pytest.mark.parametrize(("change", "words"), DETECTED, ids=[words for _, words in DETECTED])
+def test_a_modified_llama_is_refused_without_verification(
     change: Callable[[Any], Any], words: str, generator: torch.Generator
 ) -> None:
     theirs = build("Llama", generator, **KINDS["Llama"][0])
@@ -827,8 +827,8 @@ def nan_in(layer: nn.Linear) -> None:
     layer.weight.data[0, 0] = torch.nan
 
 
-# Changes by hand that only a run shows, and the first layer that departs.
-UNREAD: dict[str, Callable[[Any], Any]] = {
+# {first layer with other outputs: a change to a Llama that only verification by a run detects}
+UNDETECTED: dict[str, Callable[[Any], Any]] = {
     "model.layers.1 ": lambda t: setattr(t.model.layers[1].mlp, "act_fn", nn.GELU()),
     "model.layers.1 and its conversion differ: relative error nan": lambda t: nan_in(t.model.layers[1].mlp.up_proj),
     "model.layers.0 ": lambda t: t.model.rotary_emb.inv_freq.mul_(0.5),
@@ -839,18 +839,18 @@ UNREAD: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("words", UNREAD)
-def test_a_change_by_hand_that_is_not_read_shows_in_the_run(words: str, generator: torch.Generator) -> None:
+@pytest.mark.parametrize("words", UNDETECTED)
+def test_a_modified_llama_is_refused_by_verification(words: str, generator: torch.Generator) -> None:
     theirs = build("Llama", generator, **LLAMA[3])
     with torch.no_grad():
-        UNREAD[words](theirs)
+        UNDETECTED[words](theirs)
     with refused(holding(words, "and its conversion differ")):
         load_transformers(theirs)
     assert isinstance(load_transformers(theirs, verify=False), Backbone)
 
 
 @pytest.mark.parametrize("kind", ["Mamba", "Qwen3Next"])
-def test_a_changed_layer_alone_shows_in_the_run(kind: str, generator: torch.Generator) -> None:
+def test_a_modified_single_layer_is_refused_by_verification(kind: str, generator: torch.Generator) -> None:
     theirs = layers_of(build(kind, generator, **KINDS[kind][0]))[0]
     theirs.register_forward_hook(lambda m, x, y: (y[0] * 1.01, *y[1:]) if isinstance(y, tuple) else y * 1.01)
     with refused(f"{type(theirs).__name__} and its conversion differ"):
@@ -858,7 +858,9 @@ def test_a_changed_layer_alone_shows_in_the_run(kind: str, generator: torch.Gene
 
 
 @pytest.mark.parametrize(("dtype", "factor"), [(torch.bfloat16, 1.1), (torch.float16, 1.02)])
-def test_half_precision_hides_no_changed_layer(dtype: torch.dtype, factor: float, generator: torch.Generator) -> None:
+def test_verification_detects_changes_in_half_precision(
+    dtype: torch.dtype, factor: float, generator: torch.Generator
+) -> None:
     theirs = build("Llama", generator, **LLAMA[3]).to(dtype)
     load_transformers(theirs)
     theirs.model.norm.register_forward_hook(lambda m, x, y: factor * y)
@@ -879,7 +881,7 @@ def test_a_model_that_does_not_run_is_refused(generator: torch.Generator) -> Non
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-def test_another_source_is_refused(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_sources_are_refused(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     for other in (nn.Linear(2, 2), build("Llama", generator, **HEADS[0]).model):
         with refused(f"does not support .*{type(other).__name__}; supported: "):
             load_transformers(other)

@@ -1,4 +1,4 @@
-"""Loops that numba compiles, run as the Python they are written in: there an index past an array's end raises."""
+"""Run numba-compiled loops as plain Python, where an index out of bounds raises an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 
 def run_as_python(monkeypatch: pytest.MonkeyPatch, loops: ModuleType, **sizes: int) -> None:
-    """Replace the compiled functions of `loops` by their source, and sizes of blocks by some that tests fill."""
+    """Replace the compiled functions of `loops` by plain Python, and its block sizes by the smaller `sizes`."""
     for name, value in list(vars(loops).items()):
         if hasattr(value, "py_func"):
             monkeypatch.setattr(loops, name, value.py_func)

@@ -1,4 +1,4 @@
-"""The chunked recurrences at decays of all sizes, against plain loops: values, states, gradients, float32."""
+"""Chunked recurrences, in torch and as Triton kernels, against plain loops: values, states, gradients, precision."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ HEADS, D_KEY, D_VALUE = 2, 3, 4
 
 
 def log_decays(generator: torch.Generator, *shape: int) -> Tensor:
-    """From hardly any decay to one that clears the state: e^-6 to e^4."""
+    """Logarithms of decays from -e^4, which clears the state, to -e^-6, which hardly changes it."""
     return -torch.exp(5 * draw(*shape, generator=generator).tanh() - 1)
 
 
 def inputs(generator: torch.Generator, seq_len: int, columns: int) -> dict[str, Tensor]:
-    """Arguments of `dplr`: a stable recurrence, its decay with this number of columns."""
+    """Arguments of a stable recurrence for all ops; the decay has `columns` channels."""
     q, k = (draw(2, HEADS, seq_len, D_KEY, generator=generator) for _ in range(2))
     p = unit_length(draw(2, HEADS, seq_len, D_KEY, generator=generator))
     beta = 2 * torch.sigmoid(2 * draw(2, HEADS, seq_len, 1, generator=generator))
@@ -58,7 +58,7 @@ def inputs(generator: torch.Generator, seq_len: int, columns: int) -> dict[str, 
 def loop(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, p: Tensor | None, r: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """S_t = (I - p r^T) diag(exp(log_decay)) S_{t-1} + k v^T, y_t = S_t^T q_t; no erasure without p and r."""
+    """S_t = (I - p r^T) diag(exp(log_decay)) S_{t-1} + k v^T, y_t = S_t^T q_t; p and r may be None."""
     outputs = []
     for t in range(q.shape[2]):
         state = log_decay[:, :, t, :, None].exp() * state
@@ -70,7 +70,7 @@ def loop(
 
 
 class Recurrence(NamedTuple):
-    """An op, the loop of the same arguments, how many columns its decay has, and its arguments among `inputs`."""
+    """An op, its loop, the channels of its decay (0: no such axis), and its arguments among `inputs`."""
 
     op: Callable[..., tuple[Tensor, Tensor]]
     loop: Callable[..., tuple[Tensor, Tensor]]
@@ -79,7 +79,7 @@ class Recurrence(NamedTuple):
 
     def draw(self, generator: torch.Generator, seq_len: int) -> list[Tensor]:
         given = inputs(generator, seq_len, self.columns)
-        if self.op is ssd:  # queries and keys shared by the heads
+        if self.op is ssd:  # heads share queries and keys
             given |= {name: given[name][:, :1] for name in ("q", "k")}
         if self.columns == 0:
             given["log_decay"] = log_decays(generator, 2, HEADS, seq_len)
@@ -129,23 +129,25 @@ RECURRENCES = {
     "dplr, a decay per channel": Recurrence(dplr, loop, D_KEY, "q k v log_decay p r state"),
     "dplr, one decay": Recurrence(dplr, loop, 1, "q k v log_decay p r state"),
     "dplr, erased as written": Recurrence(
-        lambda q, k, v, a, r, state: dplr(q, k, v, a, k, r, state),  # the same tensor, which the op notices
+        lambda q, k, v, a, r, state: dplr(q, k, v, a, k, r, state),  # the op has a shortcut for p is k
         lambda q, k, v, a, r, state: loop(q, k, v, a, k, r, state),
         D_KEY,
         "q p v log_decay r state",
     ),
 }
 EACH = pytest.mark.parametrize("name", RECURRENCES)
-ON_CUDA = pytest.mark.parametrize("road", ["cuda"], indirect=True)
-ALL_ROADS = pytest.mark.parametrize("road", ["cpu", "cuda", "mps"], indirect=True)
+ON_CUDA = pytest.mark.parametrize("device", ["cuda"], indirect=True)
+ALL_DEVICES = pytest.mark.parametrize("device", ["cpu", "cuda", "mps"], indirect=True)
 
 
 @pytest.fixture
-def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Send tensors down the road of a device: Triton's kernels on CUDA, pairs of chunks elsewhere and in float64.
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Make the ops take the code path of a device: Triton kernels for float32 on CUDA, pairs of chunks otherwise.
 
-    SSD and the delta rule have kernels for operands of two bytes: interpreted, they get float32, which is exact.
-    Returns the device that float32 tensors belong on: CUDA where it is here, else Triton interprets its kernels.
+    The kernels of SSD and the delta rule are for two-byte operands; interpreted, they run in float32, which is exact.
+
+    Returns:
+        The device for float32 tensors: CUDA if available, otherwise the CPU with Triton's interpreter.
     """
     if request.param == "cuda":
         pytest.importorskip("triton")
@@ -162,7 +164,7 @@ def _float32(state: Tensor) -> torch.dtype | None:
 
 
 def multiply_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let Triton's interpreter multiply numbers in bfloat16; it would multiply the integers that hold their bits."""
+    """Fix Triton's interpreter for bfloat16: it multiplies the integers that hold the bits."""
     from triton.language import bfloat16, float32
     from triton.runtime.interpreter import InterpreterBuilder
 
@@ -176,7 +178,7 @@ def multiply_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @EACH
 def test_chunks_are_the_loop(name: str, generator: torch.Generator) -> None:
-    """Several chunks; the contract suite has the other lengths."""
+    """Over several chunks; the contract suite covers other lengths."""
     each = RECURRENCES[name]
     given = each.draw(generator, 300)
     assert_close(each.op(*given), each.loop(*given))
@@ -185,33 +187,33 @@ def test_chunks_are_the_loop(name: str, generator: torch.Generator) -> None:
 @pytest.mark.parametrize("seq_len", [1, slow(7), 20, slow(100)])
 @ON_CUDA
 @EACH
-def test_kernels_have_the_numbers_and_gradients_of_the_loop(
-    name: str, road: str, seq_len: int, generator: torch.Generator
+def test_values_and_gradients_of_kernels_are_those_of_the_loop(
+    name: str, device: str, seq_len: int, generator: torch.Generator
 ) -> None:
-    assert_float32_is_the_loop(name, seq_len, generator, road)
+    assert_float32_is_the_loop(name, seq_len, generator, device)
 
 
-@pytest.mark.parametrize(("road", "seq_len"), [("cpu", 70), ("cuda", 130)], indirect=["road"])
+@pytest.mark.parametrize(("device", "seq_len"), [("cpu", 70), ("cuda", 130)], indirect=["device"])
 @EACH
-def test_gradients_of_several_chunks(name: str, road: str, seq_len: int, generator: torch.Generator) -> None:
+def test_gradients_of_several_chunks(name: str, device: str, seq_len: int, generator: torch.Generator) -> None:
     each = RECURRENCES[name]
     assert gradcheck(each.op, differentiable(*each.draw(generator, seq_len)), fast_mode=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("road", ["cpu", "cuda"], indirect=True)
+@pytest.mark.parametrize("device", ["cpu", "cuda"], indirect=True)
 @EACH
-def test_second_derivatives(name: str, road: str, generator: torch.Generator) -> None:
+def test_second_derivatives(name: str, device: str, generator: torch.Generator) -> None:
     each = RECURRENCES[name]
     assert gradgradcheck(each.op, differentiable(*each.draw(generator, 40)), fast_mode=True)
 
 
 @pytest.mark.slow
-@ALL_ROADS
+@ALL_DEVICES
 @EACH
-def test_float32_loses_nothing_to_decays_of_all_sizes(name: str, road: str, generator: torch.Generator) -> None:
-    """Steps that clear the state stand beside steps that hardly change it: sums before them must not cost digits."""
-    assert_float32_is_the_loop(name, 300, generator, road)
+def test_float32_is_precise_for_mixed_decays(name: str, device: str, generator: torch.Generator) -> None:
+    """Some steps clear the state and others hardly change it: cumulative sums must not lose the small ones."""
+    assert_float32_is_the_loop(name, 300, generator, device)
 
 
 def assert_float32_is_the_loop(name: str, seq_len: int, generator: torch.Generator, device: str) -> None:
@@ -220,7 +222,7 @@ def assert_float32_is_the_loop(name: str, seq_len: int, generator: torch.Generat
     results = []
     for function, given in ((each.loop, wide), (each.op, differentiable(*(t.float().to(device) for t in wide)))):
         outputs = function(*given)
-        loss = sum(o.mT.contiguous().square().sum() for o in outputs)  # gradients in another order than they lie
+        loss = sum(o.mT.contiguous().square().sum() for o in outputs)  # gradients arrive in another memory layout
         results.append([*outputs, *torch.autograd.grad(loss, given)])
     for exact, rounded in zip(*results, strict=True):
         assert rounded.dtype == torch.float32
@@ -240,16 +242,18 @@ def assert_float32_is_the_loop(name: str, seq_len: int, generator: torch.Generat
 )
 @ON_CUDA
 def test_kernels_with_operands_in_bfloat16(
-    op: Any, groups: int, seq_len: int, d_key: int, d_value: int, road: str, generator: torch.Generator
+    op: Any, groups: int, seq_len: int, d_key: int, d_value: int, device: str, generator: torch.Generator
 ) -> None:
-    """Against the loop in float64, from numbers that bfloat16 holds; decays, sums and states are float32."""
+    """Against the loop in float64 on bfloat16 numbers; decays, sums and states are float32."""
     q, k = (unit_length(draw(2, groups, seq_len, d_key, generator=generator)) for _ in range(2))
     v, state = (draw(2, HEADS, rows, d_value, generator=generator) for rows in (seq_len, d_key))
     beta = [2 * torch.sigmoid(2 * draw(2, HEADS, seq_len, generator=generator))] if op is delta_rule else []
     wide = [*(t.bfloat16().double() for t in (q, k, v, *beta)), log_decays(generator, 2, HEADS, seq_len), state]
     wide, rounded = differentiable(*wide), 3 + len(beta)
-    given = differentiable(*(t.to(road, torch.bfloat16 if n < rounded else torch.float32) for n, t in enumerate(wide)))
-    with torch.autocast(road, torch.bfloat16):
+    given = differentiable(
+        *(t.to(device, torch.bfloat16 if n < rounded else torch.float32) for n, t in enumerate(wide))
+    )
+    with torch.autocast(device, torch.bfloat16):
         found = op(*given)
     if op is delta_rule:
         expected = delta_loop(*wide[:3], wide[3].unsqueeze(3), *wide[4:])
@@ -257,17 +261,15 @@ def test_kernels_with_operands_in_bfloat16(
         of_heads = (t.repeat_interleave(HEADS // groups, 1) for t in wide[:2])
         expected = loop(*of_heads, wide[2], wide[3].unsqueeze(3), None, None, wide[4])
     seeds = [draw(*t.shape, generator=generator) for t in expected]
-    found = [*found, *torch.autograd.grad(found, given, [t.float().to(road) for t in seeds])]
+    found = [*found, *torch.autograd.grad(found, given, [t.float().to(device) for t in seeds])]
     expected = [*expected, *torch.autograd.grad(expected, wide, seeds)]
     for mine, right in zip(found, expected, strict=True):
         assert (mine.cpu().double() - right).norm() <= tolerance(torch.bfloat16)["rtol"] * right.norm()
 
 
-@pytest.mark.parametrize("road", ["cpu", "cuda"], indirect=True)
-def test_second_derivatives_of_ssd_in_float32_where_inputs_depend_on_each_other(
-    road: str, generator: torch.Generator
-) -> None:
-    """On CUDA the kernels are differentiated again by plain operations, which take the inputs as independent."""
+@pytest.mark.parametrize("device", ["cpu", "cuda"], indirect=True)
+def test_second_derivatives_of_ssd_in_float32_with_dependent_inputs(device: str, generator: torch.Generator) -> None:
+    """On CUDA plain operations compute the kernels' second derivatives; they must treat the inputs as independent."""
     k, v = (draw(1, HEADS, 20, width, generator=generator) for width in (D_KEY, D_VALUE))
     state = draw(1, HEADS, D_KEY, D_VALUE, generator=generator)
 
@@ -277,13 +279,13 @@ def test_second_derivatives_of_ssd_in_float32_where_inputs_depend_on_each_other(
         first = torch.autograd.grad(y.square().sum() + final.sum(), (x, values), create_graph=True)
         return [*first, *torch.autograd.grad(sum(t.square().sum() for t in first), (x, values, start))]
 
-    for narrow, wide in zip(found(torch.float32, road), found(torch.float64, "cpu"), strict=True):
+    for narrow, wide in zip(found(torch.float32, device), found(torch.float64, "cpu"), strict=True):
         assert (narrow.cpu().double() - wide).norm() <= tolerance(torch.float32)["rtol"] * wide.norm()
 
 
-@ALL_ROADS
+@ALL_DEVICES
 @EACH
-def test_a_decay_that_clears_everything_is_no_nan(name: str, road: str, generator: torch.Generator) -> None:
+def test_a_decay_that_clears_the_state_gives_no_nan(name: str, device: str, generator: torch.Generator) -> None:
     each = RECURRENCES[name]
     given = each.draw(generator, 70)
     place = each.arguments.split().index("log_decay")
@@ -295,7 +297,7 @@ def test_a_decay_that_clears_everything_is_no_nan(name: str, road: str, generato
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ["ssd", "gated_linear_attention", "delta_rule"])
-def test_a_logarithm_of_minus_infinity_clears_the_state(
+def test_a_log_decay_of_minus_infinity_clears_the_state(
     name: str, dtype: torch.dtype, generator: torch.Generator
 ) -> None:
     each = RECURRENCES[name]
@@ -314,13 +316,13 @@ def test_a_logarithm_of_minus_infinity_clears_the_state(
     [(1, 3, 4, 5), (2, 70, 5, 33), (7, 4, 37, 1), slow(3, 128, 64, 32)],
 )
 @pytest.mark.parametrize("kind", ["erased", "rounded", "decayed", "complex"])
-@pytest.mark.parametrize("road", ["cuda", "mps"], indirect=True)
+@pytest.mark.parametrize("device", ["cuda", "mps"], indirect=True)
 def test_any_shape_and_stride_of_states_between_chunks(
-    kind: str, chunks: int, d_key: int, d_value: int, size: int, road: str, generator: torch.Generator
+    kind: str, chunks: int, d_key: int, d_value: int, size: int, device: str, generator: torch.Generator
 ) -> None:
-    """In float32, against the loop over chunks in float64; decays are zero, one, and between.
+    """In float32 against the loop over chunks in float64; decays range from zero to one, both included.
 
-    `rounded` is `erased` whose products have operands in bfloat16.
+    `rounded` is `erased` with bfloat16 operands.
     """
 
     def drawn(*shape: int) -> Tensor:  # laid out with the third axis last
@@ -341,7 +343,7 @@ def test_any_shape_and_stride_of_states_between_chunks(
     else:
         given.append(drawn(2, 2, chunks, d_key, d_value))
     op = erased_states if kind == "erased" else decayed_states
-    narrow = differentiable(*(t.to(road, torch.complex64 if kind == "complex" else torch.float32) for t in given))
+    narrow = differentiable(*(t.to(device, torch.complex64 if kind == "complex" else torch.float32) for t in given))
     found = op(*narrow, rounded=rounded) if rounded else op(*narrow)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transforms, "_device_type", lambda t: "cpu")
@@ -364,9 +366,9 @@ def test_any_shape_and_stride_of_states_between_chunks(
 )
 @ON_CUDA
 def test_conjugate_gradients_in_one_kernel(
-    batch: int, heads: int, seq_len: int, d_key: int, steps: int, road: str, generator: torch.Generator
+    batch: int, heads: int, seq_len: int, d_key: int, steps: int, device: str, generator: torch.Generator
 ) -> None:
-    """In float32, against the steps in float64, also where they stop short: values, and gradients of both orders."""
+    """In float32 against the same steps in float64, converged or not: values, first and second derivatives."""
     q, k = (unit_length(draw(batch, heads, seq_len, d_key, generator=generator)) for _ in range(2))
     strength, log_decay = (
         draw(batch, heads, seq_len, generator=generator).sigmoid(),
@@ -384,7 +386,7 @@ def test_conjugate_gradients_in_one_kernel(
         (again,) = torch.autograd.grad(outputs[0].square().sum(), mine[0], create_graph=True)
         return [*outputs, *slopes, *torch.autograd.grad(again.square().sum(), mine[1:])]
 
-    found = results(road, torch.float32)
+    found = results(device, torch.float32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transforms, "_device_type", lambda t: "cpu")
         expected = results("cpu", torch.float64)
@@ -392,7 +394,7 @@ def test_conjugate_gradients_in_one_kernel(
         assert (mine.cpu() - right).norm() <= 1e-5 * right.norm()
 
 
-def test_segment_sums_do_not_remember_what_went_before() -> None:
+def test_segment_sums_keep_digits_after_large_terms() -> None:
     assert segment_sums(torch.tensor([1e8, 1e8, 0.25, 0.5]))[3, 1] == 0.75
 
 
@@ -401,7 +403,7 @@ def test_segment_sums_do_not_remember_what_went_before() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_beta_of_two_reflects_for_a_thousand_steps(dtype: torch.dtype, generator: torch.Generator) -> None:
-    """Eigenvalue -1: the sign of the state counts its steps modulo two, and products of reflections keep lengths."""
+    """With eigenvalue -1 the state's sign is the parity of its steps, and products of reflections keep its norm."""
     seq_len = 1000
     key = torch.eye(D_KEY, dtype=dtype)[1].expand(1, 1, seq_len, D_KEY)
     state = key[:, :, :1].transpose(2, 3)
@@ -414,8 +416,8 @@ def test_a_beta_of_two_reflects_for_a_thousand_steps(dtype: torch.dtype, generat
 
 
 @pytest.mark.parametrize("columns", [1, D_KEY])
-def test_a_key_that_repeats_costs_no_digits(columns: int, generator: torch.Generator) -> None:
-    """float32 against float64 over 4,096 positions that erase and write under one key, with strengths from 0 to 2."""
+def test_a_repeated_key_loses_no_precision(columns: int, generator: torch.Generator) -> None:
+    """float32 against float64 over 4,096 positions that erase and write at one key, with strengths from 0 to 2."""
     drawn = {name: t.float() for name, t in inputs(generator, 4096, columns).items()}
     k = F.normalize(drawn["k"][:, :, :1], dim=3).expand_as(drawn["k"])
     given = (drawn["q"], k, drawn["v"], 1e-2 * drawn["log_decay"], k, drawn["beta"] * k, drawn["state"])
@@ -433,7 +435,7 @@ def test_without_momentum_and_decay_it_is_the_delta_rule(generator: torch.Genera
         assert_close(actual, right)
 
 
-def test_p_and_r_belong_together(generator: torch.Generator) -> None:
+def test_dplr_refuses_p_without_r(generator: torch.Generator) -> None:
     q, k, v, log_decay, p, _, state = RECURRENCES["dplr, one decay"].draw(generator, 3)
     with pytest.raises(ValueError, match="both"):
         dplr(q, k, v, log_decay, p, None, state)
@@ -450,7 +452,7 @@ def test_angles_keep_their_digits_over_many_turns(step: float) -> None:
 
 
 def elementwise_inputs(generator: torch.Generator, seq_len: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Decays from zero exactly to one exactly, what is written, and a state."""
+    """Decays from exactly zero to exactly one, writes, and a state."""
     decay = (draw(2, seq_len, 3, generator=generator) + 0.5).clamp(0, 1)
     return decay, draw(2, seq_len, 3, generator=generator), draw(2, 3, generator=generator)
 
@@ -476,7 +478,7 @@ def test_the_elementwise_recurrence_has_second_derivatives(generator: torch.Gene
     assert gradgradcheck(linear_recurrence, given)
 
 
-def test_the_elementwise_recurrence_keeps_float32s_digits(generator: torch.Generator) -> None:
+def test_the_elementwise_recurrence_is_precise_in_float32(generator: torch.Generator) -> None:
     decay, written, state = elementwise_inputs(generator, 4096)
     decay = 1 - 0.001 * decay
     exact, _ = linear_recurrence(decay, written, state)
@@ -484,7 +486,7 @@ def test_the_elementwise_recurrence_keeps_float32s_digits(generator: torch.Gener
     assert (rounded - exact).norm() < 1e-5 * exact.norm()
 
 
-def test_a_decay_that_underflows_to_one_leaves_gradients_finite() -> None:
+def test_a_decay_that_rounds_to_one_leaves_gradients_finite() -> None:
     mixer = create_mixer("rg_lru", 4)
     with torch.no_grad():
         mixer.gate_bias[1].fill_(-200.0)
@@ -494,7 +496,7 @@ def test_a_decay_that_underflows_to_one_leaves_gradients_finite() -> None:
 
 @pytest.mark.parametrize("seq_len", [1, 2, 8, 9, 63])
 @pytest.mark.parametrize("name", ["log_linear_ssd", "log_linear_gated_delta_net"])
-def test_a_fenwick_tree_from_its_start_is_that_of_all_levels(
+def test_a_fenwick_tree_of_reached_levels_is_that_of_all_levels(
     name: str, seq_len: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mixer, x = create_mixer(name, D_MODEL, n_levels=9).double(), draw(2, seq_len, D_MODEL, generator=generator)
@@ -506,7 +508,7 @@ def test_a_fenwick_tree_from_its_start_is_that_of_all_levels(
 
 
 @pytest.mark.parametrize("size", [0.0, 300.0, -300.0])
-def test_the_matrix_memory_keeps_input_gates_of_any_size_in_range(size: float, generator: torch.Generator) -> None:
+def test_mlstm_is_precise_for_input_gates_of_any_size(size: float, generator: torch.Generator) -> None:
     q, k = (draw(1, 2, 100, 4, generator=generator).abs() for _ in range(2))
     v, log_input = draw(1, 2, 100, 4, generator=generator), size + 5 * draw(1, 2, 100, generator=generator)
     given = (q, k, v, log_input, F.logsigmoid(draw(1, 2, 100, generator=generator)))

@@ -1,4 +1,4 @@
-"""The Triton convolution against the taps in float64, on a CUDA device or interpreted."""
+"""The Triton short convolution against the CPU's in float64, on a CUDA device or interpreted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
     ("batch", "seq_len", "channels", "width"), [(2, 1, 3, 4), (1, 2, 1, 4), (1, 7, 5, 1), (2, 63, 70, 4)]
 )
 @pytest.mark.parametrize("bias", [False, True])
-def test_values_and_gradients_of_both_orders_are_those_of_the_taps(
+def test_values_first_and_second_derivatives_are_those_of_the_cpu(
     batch: int,
     seq_len: int,
     channels: int,
@@ -29,7 +29,7 @@ def test_values_and_gradients_of_both_orders_are_those_of_the_taps(
     generator: torch.Generator,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each tensor is a part of a wider one, as a mixer's projection is."""
+    """Each tensor is a view of a wider one, like a slice of a mixer's projection."""
     shapes = [(batch, seq_len, channels), (channels, width), (batch, width - 1, channels), *[(channels,)] * bias]
     given = [draw(*shape[:-1], shape[-1] + 2, generator=generator) for shape in shapes]
     seeds = [draw(batch, seq_len, channels, generator=generator), draw(*shapes[2], generator=generator)]

@@ -1,4 +1,4 @@
-"""Ops where a mixer's test cannot show it: extreme arguments, narrow types, memory layouts, hand-written gradients."""
+"""Ops in conditions that tests of mixers miss: extreme arguments, low precision, memory layouts, manual gradients."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def differentiable(*tensors: Tensor) -> list[Tensor]:
 
 
 def scan_inputs(generator: torch.Generator, seq_len: int, batch: int = 2, d_inner: int = 3, d_state: int = 4):
-    """x, dt, A, B, C, D and a state, as the Mamba block makes them."""
+    """x, dt, A, B, C, D and a state, distributed as in a Mamba block."""
     x, dt = (draw(batch, seq_len, d_inner, generator=generator) for _ in range(2))
     A = -draw(d_inner, d_state, generator=generator).exp()
     B, C = (draw(batch, seq_len, d_state, generator=generator) for _ in range(2))
@@ -49,7 +49,7 @@ def scan_inputs(generator: torch.Generator, seq_len: int, batch: int = 2, d_inne
 def scan_loop(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, h: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """y and the final state, one position after the other."""
+    """y and the final state, by a loop over positions."""
     y = []
     for t in range(x.shape[1]):
         h = torch.exp(dt[:, t, :, None] * A) * h + (dt * x)[:, t, :, None] * B[:, t, None]
@@ -62,7 +62,7 @@ def test_selective_scan_gradients_of_more_than_one_chunk(generator: torch.Genera
 
 
 def test_selective_scan_in_float32_for_steps_of_a_millionth(generator: torch.Generator) -> None:
-    """Nothing vanishes or is lost in a difference of sums: relative errors stay inside the table."""
+    """Small steps cause no underflow or cancellation: relative errors stay within the tolerance."""
     x, _, A, B, C, D, state = scan_inputs(generator, 300)
     dt = torch.full_like(x, 1e-6)
     wide = differentiable(x, dt, A, B, C, D, state)
@@ -107,12 +107,12 @@ def test_selective_scan_takes_any_memory_layout(order: tuple[int, int, int], gen
 # Devices without float64.
 
 
-def test_the_widest_type_is_float64_where_there_is_one() -> None:
+def test_widest_is_float64_except_on_mps() -> None:
     assert widest(torch.device("cpu")) == widest(torch.device("cuda")) == torch.float64
     assert widest(torch.device("mps")) == torch.float32
 
 
-def test_angles_keep_their_digits_without_float64(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_angles_are_precise_without_float64(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     increments = (600 + draw(1, 1, 1000, 3, generator=generator)).float()
     start = torch.zeros(1, 1, 3)
     expected = trapezoid.advance_angles(increments, start)
@@ -124,7 +124,7 @@ def test_angles_keep_their_digits_without_float64(generator: torch.Generator, mo
 # Diagonal recurrence.
 
 
-def test_a_fast_decay_in_float32_neither_overflows_nor_loses_gradients() -> None:
+def test_a_fast_decay_in_float32_keeps_values_and_gradients_finite() -> None:
     u, state = torch.ones(1, 200, 1), torch.ones(1, 1)
     log_decay = torch.tensor([-50.0], requires_grad=True)
     h = diagonal_scan(u, log_decay, state)
@@ -134,8 +134,8 @@ def test_a_fast_decay_in_float32_neither_overflows_nor_loses_gradients() -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_zero_order_hold_loses_nothing_for_small_steps(dtype: torch.dtype) -> None:
-    """exp(z) - 1 by its series, in float64, where the difference itself would cancel."""
+def test_zero_order_hold_is_precise_for_small_steps(dtype: torch.dtype) -> None:
+    """The reference is the series of exp(z) - 1 in float64, since the difference would cancel."""
     A = torch.complex(torch.full((5,), -0.5, dtype=torch.float64), torch.full((5,), 3.0, dtype=torch.float64))
     dt = torch.tensor([1e-12, 1e-6, 1e-3, 0.1, 1.0], dtype=torch.float64)
     z = (dt * A).numpy()
@@ -154,7 +154,7 @@ def test_ring_gain_keeps_unit_variance() -> None:
     log_decay = torch.tensor([-1e-9 + 1j, -1e-3 - 2j, -0.5 + 0j], dtype=torch.complex128)
     magnitude = log_decay.real.exp()
     assert_close(ring_gain(log_decay)[1:] ** 2 / (1 - magnitude[1:] ** 2), np.ones(2))
-    assert_close(ring_gain(log_decay)[:1], np.sqrt([2e-9]) * (1 - 0.5e-9))  # where 1 - |lambda|^2 would cancel
+    assert_close(ring_gain(log_decay)[:1], np.sqrt([2e-9]) * (1 - 0.5e-9))  # here 1 - |lambda|^2 would cancel
 
 
 # Accumulation under autocast.
@@ -180,7 +180,7 @@ def linear_attention_inputs(generator: torch.Generator) -> tuple[Tensor, ...]:
 def test_states_are_float32_under_autocast_and_products_inside_chunks_round_their_operands(
     op: Any, inputs: Any, rounds: bool, generator: torch.Generator
 ) -> None:
-    """The operands of the state's sum are bfloat16 already: it is right to float32, as a float64 state always is."""
+    """The state is right to float32: its operands are bfloat16 already. With a float64 state nothing is rounded."""
     given = inputs(generator)
     y, state = op(*given[:-1], given[-1].double())
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -197,7 +197,7 @@ def test_states_are_float32_under_autocast_and_products_inside_chunks_round_thei
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_product_of_rounded_operands_has_the_gradients_of_one(shared: bool, generator: torch.Generator) -> None:
-    """Of operands that rounding does not change, it is the product itself."""
+    """With operands that rounding does not change, the rounded product equals the plain one."""
     a, b = (draw(3, 1 if shared else 2, *shape, generator=generator).bfloat16().float() for shape in ((4, 5), (5, 6)))
     a = a.expand(3, 2, 4, 5)
     leaves, cotangent = differentiable(a, b), draw(3, 2, 4, 6, generator=generator).bfloat16().float()
@@ -218,7 +218,7 @@ def test_tanhc_is_exact_near_and_far_from_zero(dtype: torch.dtype) -> None:
     wide = u.detach().double().numpy()
     assert_close(tanhc(u), np.tanh(wide) / wide)
     (slope,) = torch.autograd.grad(tanhc(u).sum(), u)
-    # d/du tanh(u)/u = (u / cosh(u)^2 - tanh(u)) / u^2, which cancels near zero: there its series -2u/3 + 8u^3/15
+    # d/du tanh(u)/u = (u / cosh(u)^2 - tanh(u)) / u^2 cancels near zero, so there we take its series -2u/3 + 8u^3/15
     near = np.abs(wide) < 1e-2
     series = -2 * wide / 3 + 8 * wide**3 / 15 - 34 * wide**5 / 105
     away = np.where(near, 1.0, wide)
@@ -255,10 +255,10 @@ def test_rms_norm_is_its_definition_at_any_scale(scale: float, generator: torch.
     ],
     ids=str,
 )
-def test_blocks_of_queries_are_all_queries_at_once(
+def test_attention_in_blocks_of_queries_equals_all_queries_at_once(
     name: str, options: dict[str, Any], generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a state, in ragged rows: outputs, states, gradients and their gradients."""
+    """After a state and with padding: outputs, states, first and second derivatives."""
     mixer = randomise(create_mixer(name, 8, **options), generator).double()
     x, lengths = draw(2, 40, 8, generator=generator).requires_grad_(), torch.tensor([28, 9])
 
@@ -299,9 +299,9 @@ def test_forgetting_attention_by_flex_attention(
     monkeypatch: pytest.MonkeyPatch,
     unchecked_shapes: None,
 ) -> None:
-    """On CUDA's road in float32, against blocks of queries in float64: outputs and gradients.
+    """Outputs and gradients on the code path of CUDA in float32, against blocks of queries in float64.
 
-    On the CPU torch runs FlexAttention, and its gradients, as plain operations that are traced.
+    On the CPU torch traces FlexAttention and its gradients into plain operations.
     """
     q = draw(2, 4, seq_len, 5, generator=generator)
     k, v = (draw(2, 2, past + seq_len, width, generator=generator) for width in (5, 3))
@@ -319,7 +319,7 @@ def test_forgetting_attention_by_flex_attention(
 
     expected = outcome(torch.float64)
     flex = import_module("torch.nn.attention.flex_attention")
-    monkeypatch.setattr(flex, "_validate_device", lambda *_: None)  # it allows no gradients on the CPU
+    monkeypatch.setattr(flex, "_validate_device", lambda *_: None)  # it forbids gradients on the CPU
     traced = torch.compile(flex.flex_attention, backend="aot_eager")
     monkeypatch.setattr(attention, "_flex_attention", lambda: traced)
     monkeypatch.setattr(attention, "QUERIES", 5)
@@ -328,10 +328,10 @@ def test_forgetting_attention_by_flex_attention(
 
 
 @pytest.mark.parametrize(("kv_heads", "seq_len", "top_k"), [(4, 1, 1), (2, 7, 2), (1, 130, 4), (4, 70, 30)])
-def test_blocks_that_queries_choose_have_one_gradient_on_each_device(
+def test_attention_to_selected_blocks_has_the_same_gradients_on_every_device(
     kv_heads: int, seq_len: int, top_k: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Off the CPU rows are read at their places; gradients of both orders are the CPU's, which autograd derives."""
+    """Other devices gather rows by index; first and second derivatives equal the CPU's, which autograd derives."""
     heads = differentiable(*(draw(2, n, seq_len, 6, generator=generator) for n in (4, kv_heads, kv_heads)))
     results = []
     for device in ("cpu", "mps"):
@@ -344,10 +344,10 @@ def test_blocks_that_queries_choose_have_one_gradient_on_each_device(
 
 @pytest.mark.parametrize("top_k", [3, 40])
 @pytest.mark.parametrize("queries", [256, 5])
-def test_the_index_of_sparse_attention_learns_the_weights_of_the_heads(
+def test_the_loss_of_dsas_indexer_is_the_reference_and_trains_only_the_indexer(
     top_k: int, queries: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over the valid positions of all rows; no other parameter and no input gets a gradient."""
+    """The loss is the mean over valid positions; other parameters and the input get no gradient from it."""
     monkeypatch.setattr("zoo.ops.attention.QUERIES", queries)
     mixer = randomise(create_mixer("dsa", 8, n_heads=2, top_k=top_k), generator).double()
     x, lengths = draw(2, 20, 8, generator=generator).requires_grad_(), [20, 9]
@@ -379,7 +379,7 @@ def test_the_index_of_sparse_attention_learns_the_weights_of_the_heads(
     ],
     ids=str,
 )
-def test_masks_groups_and_sinks_keep_to_fused_kernels(
+def test_attention_with_masks_groups_and_sinks_uses_fused_kernels(
     name: str, options: dict[str, Any], generator: torch.Generator
 ) -> None:
     mixer, x = create_mixer(name, 16, **options), draw(2, 12, 16, generator=generator, dtype=torch.float32)
@@ -390,7 +390,7 @@ def test_masks_groups_and_sinks_keep_to_fused_kernels(
 
 
 @pytest.mark.parametrize("op", [silu, gelu, lambda u: rms_norm(u, u.new_tensor([0.5, 2.0, -1.0]))])
-def test_torchs_fused_kernels_have_the_numbers_of_their_parts(
+def test_torchs_fused_kernels_agree_with_plain_operations(
     op: Callable[[Tensor], Tensor], generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     u = (10 * draw(2, 5, 3, generator=generator)).requires_grad_()

@@ -1,4 +1,4 @@
-"""Rope stretched beyond the length it was trained at."""
+"""RoPE scaling beyond the trained length: linear, llama3, yarn and dynamic."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_stretched_rope_is_the_reference(scaling: dict[str, Any]) -> None:
         ({"rope_type": "dynamic", "factor": math.inf, **TRAINED}, "must be a positive number, got inf"),
     ],
 )
-def test_a_scaling_without_sense_is_refused(scaling: dict[str, Any], words: str) -> None:
+def test_an_invalid_scaling_is_refused(scaling: dict[str, Any], words: str) -> None:
     with refused(re.escape(words)):
         complete_scaling(scaling, 8)
 
@@ -79,7 +79,7 @@ def test_dynamic_rope_needs_two_pairs_and_lengths(generator: torch.Generator) ->
         rotate(q, torch.arange(2)[None], scaling=complete_scaling(scaling, 4))
 
 
-# Dynamic, beyond the trained length: a map that depends on the length of the whole sequence.
+# Dynamic RoPE beyond the trained length depends on the length of the whole sequence.
 
 
 @pytest.fixture
@@ -94,7 +94,9 @@ def test_dynamic_rope_follows_the_whole_sequence(case: Case, seq_len: int, gener
     assert_close(mixer(x), case.reference(mixer, x))
 
 
-def test_a_stream_with_dynamic_rope_gives_each_chunk_as_of_its_end(case: Case, generator: torch.Generator) -> None:
+def test_a_stream_with_dynamic_rope_uses_the_length_at_the_end_of_each_chunk(
+    case: Case, generator: torch.Generator
+) -> None:
     mixer = case.create(generator)
     x = draw(2, 20, D_MODEL, generator=generator)
     state, start = None, 0
@@ -102,7 +104,7 @@ def test_a_stream_with_dynamic_rope_gives_each_chunk_as_of_its_end(case: Case, g
         y, state = mixer.stream(x[:, start:end], state)
         assert_close(y, mixer(x[:, :end])[:, start:])
         start = end
-    with pytest.raises(AssertionError):  # what was given is not revised
+    with pytest.raises(AssertionError):  # earlier outputs are not those of the longer sequence
         assert_close(mixer(x[:, :15])[:, 9:15], mixer(x)[:, 9:15])
 
 
@@ -116,7 +118,7 @@ def test_each_row_of_a_ragged_batch_has_its_own_length(case: Case, generator: to
 
 
 @pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn"])
-def test_the_needle_of_stretched_rope_takes_the_attention(kind: str, generator: torch.Generator) -> None:
+def test_the_highway_input_with_scaled_rope_gets_all_the_attention(kind: str, generator: torch.Generator) -> None:
     scaling = {"rope_type": kind, "factor": 3.0} | ({} if kind == "linear" else TRAINED)
     options = {"position": "rope", "n_heads": 2, "rope_base": 50.0, "rope_scaling": scaling}
     mixer = Case("attention", options).create(generator)

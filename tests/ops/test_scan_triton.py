@@ -1,4 +1,4 @@
-"""The Triton scan against a loop over time in float64, on a CUDA device or interpreted; kernels for GPUs not here."""
+"""The Triton scan against a loop in float64, on a CUDA device or interpreted; all kernels compile for other GPUs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _inputs(
 
 
 def _check(inputs: list[Tensor], generator: torch.Generator) -> None:
-    """Outputs and gradients of every input, each in the dtype of its tensor, are those of the loop in float64."""
+    """Assert that outputs and input gradients are those of the loop in float64, and have the inputs' dtypes."""
     wide = [t.double().requires_grad_() for t in inputs]
     outputs = scan_loop(*wide[:5], None, wide[5])
     seeds = [torch.randn(t.shape, generator=generator) for t in outputs]
@@ -57,12 +57,12 @@ def _check(inputs: list[Tensor], generator: torch.Generator) -> None:
     ],
     ids=str,
 )
-def test_any_shape_gives_the_numbers_of_the_loop(shape: tuple[int, ...], generator: torch.Generator) -> None:
+def test_any_shape_equals_the_loop(shape: tuple[int, ...], generator: torch.Generator) -> None:
     _check(_inputs(*shape, generator), generator)
 
 
 @pytest.mark.parametrize("shape", [(2, 17, 3, 4), slow((1, 63, 33, 5)), slow((1, 64, 32, 16))], ids=str)
-def test_time_in_segments_gives_the_numbers_of_the_loop(
+def test_time_in_segments_equals_the_loop(
     shape: tuple[int, ...], generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scan_triton, "SEGMENT", 1)
@@ -70,12 +70,12 @@ def test_time_in_segments_gives_the_numbers_of_the_loop(
 
 
 @pytest.mark.slow
-def test_inputs_in_bfloat16_have_a_state_in_float32(generator: torch.Generator) -> None:
+def test_bfloat16_inputs_have_a_float32_state(generator: torch.Generator) -> None:
     _check(_inputs(2, 18, 33, 5, generator, torch.bfloat16), generator)
 
 
 def test_no_step_and_a_huge_one_are_exact(generator: torch.Generator) -> None:
-    """exp(0) keeps the state and exp(-3200) forgets it; neither is divided by, and nothing is NaN."""
+    """exp(0) keeps the state and exp(-3200) clears it; the kernel divides by neither, so nothing is NaN."""
     inputs = _inputs(1, 9, 4, 2, generator)
     inputs[1][:, ::3] = 0
     inputs[1][:, 1::3] = 100
@@ -83,7 +83,7 @@ def test_no_step_and_a_huge_one_are_exact(generator: torch.Generator) -> None:
     _check(inputs, generator)
 
 
-def test_views_are_read_as_they_are(generator: torch.Generator) -> None:
+def test_strided_views_are_read_correctly(generator: torch.Generator) -> None:
     inputs = _inputs(2, 5, 3, 4, generator)
     views = [t.transpose(0, 1).contiguous().transpose(0, 1) for t in inputs]
     assert not any(t.is_contiguous() for t in views)
@@ -91,7 +91,7 @@ def test_views_are_read_as_they_are(generator: torch.Generator) -> None:
 
 
 @pytest.mark.gpu
-def test_the_same_numbers_twice(generator: torch.Generator) -> None:
+def test_results_are_deterministic(generator: torch.Generator) -> None:
     x, dt, A, B, C, state = (t.cuda() for t in _inputs(4, 300, 200, 16, generator))
     runs = []
     for _ in range(2):
@@ -169,7 +169,7 @@ for kernel in (slstm_triton._forward, slstm_triton._backward):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90, 100])
-def test_the_kernels_compile_for_a_gpu_that_is_not_here(capability: int) -> None:
-    """The interpreter takes much that the compiler refuses. Compiling needs no device, but a process of its own."""
+def test_the_kernels_compile_for_absent_gpus(capability: int) -> None:
+    """The interpreter accepts much that the compiler rejects. Compiling needs no device, but a separate process."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     python("-c", COMPILE, str(capability), env=environment)

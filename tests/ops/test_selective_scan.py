@@ -1,6 +1,6 @@
-"""The selective scan in every backend that runs here: numbers, gradients, refusals, threads, compilation, decoding.
+"""The selective scan's CPU backends, torch and numba: precision, gradients, errors, threads, compilation, decoding.
 
-What it computes in float64 stands in tests/ops/test_ops.py, Triton's kernels in tests/ops/test_scan_triton.py.
+tests/ops/test_ops.py tests it in float64, tests/ops/test_scan_triton.py the Triton kernels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from zoo.ops.scan import selective_scan
 
 ON_CPU = pytest.mark.parametrize("backend", ["torch", "numba"])
 PRECISE = 10 * 2**-24
-"""Ten roundings of float32: the error of each output and gradient as a whole, as `errors` counts it."""
+"""Largest error of an output or gradient, as measured by `errors`: ten roundings of float32."""
 
 
 def narrowed(inputs: tuple[Tensor, ...]) -> list[Tensor]:
@@ -33,7 +33,7 @@ def narrowed(inputs: tuple[Tensor, ...]) -> list[Tensor]:
 
 
 def results(inputs: list[Tensor], weights: list[Tensor], backend: str | None) -> list[Tensor]:
-    """y, the final state, and the gradients of all inputs for these weights of the two."""
+    """y, the final state, and the gradients of all inputs; `weights` are the cotangents of y and the state."""
     inputs = differentiable(*inputs)
     outputs = selective_scan(*inputs, backend=backend)
     loss = sum((o * w.to(o)).sum() for o, w in zip(outputs, weights, strict=True))
@@ -41,16 +41,15 @@ def results(inputs: list[Tensor], weights: list[Tensor], backend: str | None) ->
 
 
 def draw_weights(inputs: list[Tensor], generator: torch.Generator) -> list[Tensor]:
-    """Of y and of the final state, which are shaped as x and the first state."""
+    """Cotangents of y and of the final state, which have the shapes of x and the first state."""
     return [draw(*t.shape, generator=generator) for t in (inputs[0], inputs[-1])]
 
 
 def errors(inputs: list[Tensor], generator: torch.Generator, backend: str) -> list[float]:
-    """How far each result in float32 is from float64, beside the magnitudes of the terms that it is a sum of.
+    """Error of each float32 result against float64, relative to the sum of the magnitudes of its terms.
 
-    The magnitudes are the results of inputs and weights without their signs, among which nothing cancels. Beside the
-    result itself the error would depend on how much of it happened to cancel, and so on the order of the sums, which
-    is another on another CPU.
+    The magnitudes are the results for absolute values of inputs and weights, which cannot cancel. An error relative to
+    the result itself would depend on cancellation and on the order of the sums, which differs between CPUs.
     """
     weights = draw_weights(inputs, generator)
     wide = [t.double() for t in inputs]
@@ -61,48 +60,48 @@ def errors(inputs: list[Tensor], generator: torch.Generator, backend: str) -> li
     return [float((a.double() - e).norm() / m.norm()) for a, e, m in zip(narrow, exact, magnitudes, strict=True)]
 
 
-# Numbers.
+# Precision.
 
 
 @pytest.mark.parametrize("seq_len", [1, 63, 1000])
 @ON_CPU
 def test_every_backend_has_the_gradients_of_float64(backend: str, seq_len: int, generator: torch.Generator) -> None:
-    """Those of float64 pass gradcheck in test_ops.py. 300 channels: one block of numba's and part of another."""
+    """The float64 gradients pass gradcheck in test_ops.py. 300 channels are one and a fraction of numba's blocks."""
     inputs = narrowed(scan_inputs(generator, seq_len, d_inner=300, d_state=5))
     assert max(errors(inputs, generator, backend)) <= PRECISE
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered in scalar add:RuntimeWarning")  # bits that are not used
+@pytest.mark.filterwarnings("ignore:overflow encountered in scalar add:RuntimeWarning")  # overflowing bits are unused
 @pytest.mark.parametrize("step", [1.0, 1e4])
-def test_numbas_loops_read_and_write_within_their_arrays(
+def test_numbas_loops_stay_within_their_arrays(
     step: float, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
 ) -> None:
-    """Chunks of two positions and blocks of two channels, the last of each half empty."""
+    """With chunks of two positions and blocks of two channels, the last of each half empty."""
     run_as_python(monkeypatch, scan_numba, _CHUNK=2, _BLOCK=2)
-    asked = []
-    monkeypatch.setattr(scan_numba, "_prefetch", asked.append)  # an instruction, which Python does not have
+    prefetched = []
+    monkeypatch.setattr(scan_numba, "_prefetch", prefetched.append)  # a machine instruction
     x, dt, *rest = narrowed(scan_inputs(generator, 7))
     dt[:, 3] *= step
     assert max(errors([x, dt, *rest], generator, "numba")) <= PRECISE
-    assert asked
+    assert prefetched
 
 
 @ON_CPU
 @pytest.mark.parametrize(
     ("steps", "seq_len"),
     [
-        ((1e-6, 1e-3), 40),  # decays next to one, each rounded: the errors of n of them add up to sqrt(n) of one
+        ((1e-6, 1e-3), 40),  # decays near one: n roundings add up to sqrt(n) times one
         ((1e-3, 0.1), 700),
         ((0.1, 10.0), 700),
         ((20.0, 20.0), 700),  # exp(z) magnifies the rounding of z by z
         ((1e-6, 100.0), 700),
     ],
 )
-def test_no_step_size_costs_precision(
+def test_every_step_size_is_precise(
     backend: str, steps: tuple[float, float], seq_len: int, generator: torch.Generator
 ) -> None:
-    """Each step drawn by itself. (A step of a millionth for ever is left to test_ops.py and its tolerance: the
-    decay next to one is then rounded the same way every time.)
+    """Steps are drawn independently. A constant step of 1e-6, whose decay always rounds the same way, needs the wider
+    tolerance of test_ops.py.
     """
     x, _, A, B, C, D, state = scan_inputs(generator, seq_len, d_state=16)
     low, high = np.log(steps)
@@ -111,7 +110,7 @@ def test_no_step_size_costs_precision(
 
 
 @ON_CPU
-def test_a_step_of_zero_is_exactly_none_and_a_huge_one_forgets_exactly(
+def test_a_step_of_zero_keeps_the_state_and_a_huge_one_clears_it_exactly(
     backend: str, generator: torch.Generator
 ) -> None:
     x, dt, A, B, C, _, state = narrowed(scan_inputs(generator, 40))
@@ -123,17 +122,17 @@ def test_a_step_of_zero_is_exactly_none_and_a_huge_one_forgets_exactly(
 
 
 @ON_CPU
-def test_no_rows_no_outputs_and_gradients_of_zero(backend: str, generator: torch.Generator) -> None:
+def test_an_empty_batch_has_gradients_of_zero(backend: str, generator: torch.Generator) -> None:
     inputs = narrowed(scan_inputs(generator, 5, batch=0))
     y, final, *gradients = results(inputs, draw_weights(inputs, generator), backend)
     assert (y.shape, final.shape) == ((0, 5, 3), (0, 3, 4))
     assert all(not gradient.any() for gradient in gradients)
 
 
-# The backend by itself.
+# The choice of a backend.
 
 
-def test_the_fast_backend_is_chosen_by_itself(generator: torch.Generator) -> None:
+def test_the_default_backend_is_the_fastest_that_applies(generator: torch.Generator) -> None:
     x = torch.ones(1, 1, 1)
     assert scan._choose(None, x, torch.float32) == "numba"
     assert scan._choose(None, x, torch.float64) == "torch"
@@ -150,7 +149,7 @@ def test_without_numba_the_scan_runs_in_torch(monkeypatch: pytest.MonkeyPatch, g
         selective_scan(*inputs, backend="numba")
 
 
-# Refusals.
+# Errors.
 
 
 WIDE = {name: torch.ones(2, 5, n, dtype=torch.float64) for name, n in (("x", 3), ("dt", 3), ("B", 4), ("C", 4))}
@@ -183,7 +182,7 @@ WIDE = {name: torch.ones(2, 5, n, dtype=torch.float64) for name, n in (("x", 3),
         ({"C": torch.ones(2, 5, 4, device="meta")}, ["C", "meta", "x", "cpu"]),
     ],
 )
-def test_bad_input_is_refused_in_a_line(
+def test_bad_input_is_a_one_line_error(
     changed: dict[str, object], words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
@@ -193,7 +192,7 @@ def test_bad_input_is_refused_in_a_line(
         selective_scan(**{**arguments, **changed})
 
 
-def test_signs_are_looked_at_in_a_single_step_unless_told_not_to(generator: torch.Generator) -> None:
+def test_signs_are_checked_in_a_single_step_unless_check_is_false(generator: torch.Generator) -> None:
     x, dt, A, B, C, *_ = narrowed(scan_inputs(generator, 1))
     with refused("A must be finite and not positive"):
         selective_scan(x, dt, -A, B, C)
@@ -201,8 +200,8 @@ def test_signs_are_looked_at_in_a_single_step_unless_told_not_to(generator: torc
 
 
 @ON_CPU
-def test_unlooked_at_a_nan_goes_through_to_the_outputs(backend: str, generator: torch.Generator) -> None:
-    """A run that has diverged must show it in its loss."""
+def test_without_checks_a_nan_reaches_the_outputs(backend: str, generator: torch.Generator) -> None:
+    """A diverged run must show in its loss."""
     x, dt, *rest = narrowed(scan_inputs(generator, 5))
     dt[0, 2, 1] = torch.nan
     y, final = selective_scan(x, dt, *rest, backend=backend, check=False)
@@ -219,12 +218,12 @@ def test_unlooked_at_a_nan_goes_through_to_the_outputs(backend: str, generator: 
 @pytest.mark.usefixtures("unchecked_shapes")  # symbolic sizes are no integers
 @ON_CPU
 @pytest.mark.parametrize(("seq_len", "d_state"), [(300, 4), (5, 1)])
-def test_the_ops_are_registered_as_they_behave(
+def test_the_registration_of_the_ops_is_correct(
     backend: str, seq_len: int, d_state: int, generator: torch.Generator
 ) -> None:
-    """Schema, fake tensors against real ones, autograd registration, and tracing with dynamic shapes.
+    """`opcheck` tests schema, fake tensors, autograd registration and tracing with dynamic shapes.
 
-    With one state a transposed view is contiguous: what a backend takes for its own copy may be its input.
+    With d_state 1 a transposed view is contiguous, so a backend may mistake its input for a copy.
     """
     x, dt, A, B, C, _, state = narrowed(scan_inputs(generator, seq_len, d_state=d_state))
     forward = torch.ops.zoo.selective_scan.default
@@ -238,7 +237,7 @@ def test_the_ops_are_registered_as_they_behave(
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own
 @ON_CPU
-def test_compiled_it_is_one_graph_and_the_same_numbers(backend: str, generator: torch.Generator) -> None:
+def test_compiling_gives_one_graph_and_the_same_results(backend: str, generator: torch.Generator) -> None:
     inputs = differentiable(*narrowed(scan_inputs(generator, 40)))
     compiled = torch.compile(selective_scan, fullgraph=True)
     gradients = []
@@ -252,7 +251,7 @@ def test_compiled_it_is_one_graph_and_the_same_numbers(backend: str, generator: 
 # Threads.
 
 
-def test_any_number_of_threads_computes_the_same_bits(two_threads: None, generator: torch.Generator) -> None:
+def test_results_are_bitwise_equal_for_any_number_of_threads(two_threads: None, generator: torch.Generator) -> None:
     inputs = narrowed(scan_inputs(generator, 50, batch=3, d_inner=300))
     weights = draw_weights(inputs, generator)
     several = results(inputs, weights, "numba")
@@ -260,7 +259,7 @@ def test_any_number_of_threads_computes_the_same_bits(two_threads: None, generat
     torch.testing.assert_close(results(inputs, weights, "numba"), several, rtol=0, atol=0)
 
 
-def test_threads_of_the_caller_do_not_disturb_each_other(two_threads: None, generator: torch.Generator) -> None:
+def test_several_threads_can_scan_at_once(two_threads: None, generator: torch.Generator) -> None:
     inputs = narrowed(scan_inputs(generator, 200, d_inner=300))
     expected = selective_scan(*inputs, backend="numba")[0]
     found: list[Tensor] = []
@@ -280,8 +279,10 @@ def test_threads_of_the_caller_do_not_disturb_each_other(two_threads: None, gene
 
 @pytest.mark.parametrize(("batch", "d_inner"), [(2, 300), (5, 60)], ids=["channels", "rows"])
 @pytest.mark.usefixtures("two_threads")
-def test_blocks_of_torch_are_the_reference(batch: int, d_inner: int, generator: torch.Generator) -> None:
-    """16 states a channel: more than a block of numbers, so that channels are cut, or rows of the batch."""
+def test_the_torch_backend_in_several_blocks_is_the_reference(
+    batch: int, d_inner: int, generator: torch.Generator
+) -> None:
+    """With 16 states per channel the work exceeds a block, so channels or rows of the batch are split."""
     inputs = [*scan_inputs(generator, 40, batch=batch, d_inner=d_inner, d_state=16)]
     weights = draw_weights(inputs, generator)
     outputs = scan_loop(*(leaves := differentiable(*inputs)))
@@ -292,7 +293,7 @@ def test_blocks_of_torch_are_the_reference(batch: int, d_inner: int, generator: 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
 def test_a_forked_process_scans_too() -> None:
-    """As workers of a DataLoader do; a child has none of its parent's threads, and would wait for them for ever."""
+    """Like workers of a DataLoader. A child has no copy of its parent's threads and must not wait for them."""
     program = (
         "import os, torch, zoo.ops\n"
         "torch.set_num_threads(2)\n"
@@ -318,22 +319,22 @@ SCAN = (
 
 
 @pytest.mark.slow
-def test_compiling_is_said_once_and_its_code_is_found_again(tmp_path: Path) -> None:
+def test_compiling_is_logged_once_and_the_code_is_cached(tmp_path: Path) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "code")}
-    said = []
+    logged = []
     for _ in range(2):
         done = python("-c", SCAN, env=environment)
         assert done.stderr == ""
-        said.append(done.stdout.splitlines())
-    (line,), second = said
+        logged.append(done.stdout.splitlines())
+    (line,), second = logged
     assert re.fullmatch(rf"compiling the scan \(once; cached in {re.escape(str(tmp_path / 'code'))}/.+\)", line)
     assert second == []
     assert list(tmp_path.rglob("*.nbc"))
 
 
 @pytest.mark.slow
-def test_without_a_folder_for_its_code_it_is_compiled_each_time(tmp_path: Path) -> None:
-    """A package that was installed read-only, in a home that is: numba has no place to keep the code."""
+def test_without_a_writable_cache_the_scan_is_compiled_in_each_process(tmp_path: Path) -> None:
+    """As when both the installation and the home folder are read-only."""
     program = f"import numba.core.caching as caching\ncaching.CacheImpl._locator_classes = []\n{SCAN}"
     done = python("-c", program)
     assert done.stdout == "compiling the scan (for this process: no folder can hold the code)\n"
@@ -342,7 +343,7 @@ def test_without_a_folder_for_its_code_it_is_compiled_each_time(tmp_path: Path) 
 # Decoding.
 
 
-def test_a_single_step_under_autocast_is_not_narrowed(generator: torch.Generator) -> None:
+def test_a_single_step_under_autocast_stays_in_float32(generator: torch.Generator) -> None:
     given = narrowed(scan_inputs(generator, 1))
     expected = selective_scan(*given)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -1,4 +1,4 @@
-"""sLSTM's loop as numba compiles it: the numbers and gradients of the loop in torch, which the contract suite tests."""
+"""sLSTM's numba loop against its torch loop, which the contract suite tests: values, gradients, threads."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def cotangents(generator: torch.Generator, given: list[Tensor]) -> list[Tensor]:
 
 
 def assert_precise(given: list[Tensor], valid: Tensor | None, generator: torch.Generator) -> None:
-    """The outputs and gradients of float32 are those of float64, which the loop in torch computes."""
+    """Assert that outputs and gradients in float32 (numba) are those in float64 (torch)."""
     weights = cotangents(generator, given)
     found = results(given, valid, weights)
     exact = results([t.detach().double().requires_grad_() for t in given], valid, weights)
     assert all(t.dtype == torch.float32 for t in found)
-    for part in (slice(0, 1), slice(1, 5), slice(5, 6), slice(6, 7), slice(7, 11)):  # a state is one thing
+    for part in (slice(0, 1), slice(1, 5), slice(5, 6), slice(6, 7), slice(7, 11)):  # parts of a state count together
         mine, right = (torch.cat([t.double().flatten() for t in each[part]]) for each in (found, exact))
         assert (mine - right).norm() <= PRECISE * right.norm()
 
@@ -55,14 +55,14 @@ def assert_precise(given: list[Tensor], valid: Tensor | None, generator: torch.G
 @pytest.mark.parametrize(
     ("batch", "heads", "seq_len", "d_head", "scale", "ragged"),
     [
-        (2, 2, 75, 9, 2.0, True),  # chunks of 32 positions, the last one shorter; a width that is no multiple of four
-        (1, 2, 33, 70, 2.0, False),  # wider than what is computed at once
-        (1, 1, 40, 5, 1000.0, False),  # gates far beyond what float32 can exponentiate
+        (2, 2, 75, 9, 2.0, True),  # an incomplete last chunk of 32 positions; a width that is no multiple of four
+        (1, 2, 33, 70, 2.0, False),  # wider than one block
+        (1, 1, 40, 5, 1000.0, False),  # exp of the gates overflows float32
         (2, 1, 1, 4, 2.0, False),
-        (1, 1, 40, 5, 1e-4, False),  # tanh next to zero keeps its digits
+        (1, 1, 40, 5, 1e-4, False),  # tanh near zero must keep its digits
     ],
 )
-def test_the_compiled_loop_has_the_numbers_and_gradients_of_float64(
+def test_values_and_gradients_of_the_compiled_loop_are_those_of_float64(
     batch: int, heads: int, seq_len: int, d_head: int, scale: float, ragged: bool, generator: torch.Generator
 ) -> None:
     valid = torch.arange(seq_len) < torch.tensor([[seq_len], [seq_len // 2]]) if ragged else None
@@ -88,18 +88,18 @@ def test_a_polynomial_errs_by_two_roundings_at_most(
     np.testing.assert_allclose(found, exact(x.astype(np.float64)), rtol=2 * np.finfo(np.float32).eps)
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered in scalar add:RuntimeWarning")  # bits that are not used
+@pytest.mark.filterwarnings("ignore:overflow encountered in scalar add:RuntimeWarning")  # overflowing bits are unused
 @pytest.mark.parametrize(("scale", "ragged"), [(2.0, True), (1000.0, False), (1e-4, False)])
-def test_the_loop_reads_and_writes_within_its_arrays(
+def test_the_loop_stays_within_its_arrays(
     scale: float, ragged: bool, monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
 ) -> None:
-    """Chunks of two positions and blocks of two channels, the last of each half empty."""
+    """With chunks of two positions and blocks of two channels, the last of each half empty."""
     run_as_python(monkeypatch, slstm_numba, _CHUNK=2, _WIDTH=2)
     valid = torch.arange(5) < torch.tensor([[5], [2]]) if ragged else None
     assert_precise(draw(generator, 2, 2, 5, 5, scale=scale), valid, generator)
 
 
-def test_a_gate_that_is_no_number_is_seen_in_the_output(generator: torch.Generator) -> None:
+def test_a_nan_in_a_gate_reaches_the_output(generator: torch.Generator) -> None:
     for gate in range(4):
         u, recurrent, *state = (t.detach() for t in draw(generator, 1, 1, 3, 4))
         u[0, 0, 1, gate, 2] = torch.nan
@@ -108,7 +108,7 @@ def test_a_gate_that_is_no_number_is_seen_in_the_output(generator: torch.Generat
         assert y[0, 0, 1, 2].isnan()
 
 
-def test_any_number_of_threads_computes_the_same_bits(two_threads: None, generator: torch.Generator) -> None:
+def test_results_are_bitwise_equal_for_any_number_of_threads(two_threads: None, generator: torch.Generator) -> None:
     given = draw(generator, 3, 2, 40, 4)
     weights = cotangents(generator, given)
     several = results(given, None, weights)
@@ -120,7 +120,7 @@ def test_gradients_of_the_compiled_loop_can_be_differentiated_again(
     monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
 ) -> None:
     given = draw(generator, 2, 1, 5, 4)
-    given[3].requires_grad_(False)  # one of the states is no parameter
+    given[3].requires_grad_(False)  # one of the states needs no gradient
 
     def second() -> Tensor:
         u, recurrent, *state = given
@@ -133,7 +133,7 @@ def test_gradients_of_the_compiled_loop_can_be_differentiated_again(
     assert_close(compiled, second())
 
 
-def test_without_numba_the_loop_is_torchs(monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
+def test_without_numba_the_torch_loop_runs(monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
     given = draw(generator, 1, 1, 4, 4)
     compiled = results(given, None, weights := cotangents(generator, given))
     monkeypatch.setattr(transforms, "_NUMBA", False)

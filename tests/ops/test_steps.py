@@ -1,4 +1,4 @@
-"""One position of the family as numba's loop: the numbers of torch's operations, for whatever a mixer gives it."""
+"""Decoding steps of dplr, mLSTM and minGRU as numba loops give the results of the torch operations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DPLR = [
 def draw_dplr(
     generator: torch.Generator, batch: int, value_heads: int, d_decay: int, erases: bool
 ) -> tuple[Tensor | None, ...]:
-    """Three heads, five key channels, four value channels."""
+    """Arguments of `dplr_step` with three heads, five key channels and four value channels."""
     q, k, p, r = torch.randn(4, batch, 3, 1, 5, generator=generator)
     v, state = (torch.randn(batch, *shape, generator=generator) for shape in ((value_heads, 1, 4), (3, 5, 4)))
     decay = torch.rand(batch, 3, d_decay, 1, generator=generator) if d_decay else None
@@ -47,7 +47,7 @@ def draw_gru(generator: torch.Generator) -> tuple[Tensor, ...]:
 
 
 def assert_same(step: Callable[..., tuple[Tensor, ...]], given: tuple[Tensor | None, ...]) -> None:
-    """Assert that the loop has the numbers of float64, and writes to nothing that it is given."""
+    """Assert that the step in float32 equals the step in float64, and leaves its arguments unchanged."""
     copies = [None if t is None else t.clone() for t in given]
     with torch.no_grad():
         found = step(*given)
@@ -63,7 +63,7 @@ def assert_same(step: Callable[..., tuple[Tensor, ...]], given: tuple[Tensor | N
 
 @pytest.fixture(params=[False, True], ids=["one thread", "shared"])
 def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Return the calls of the loops; shared by threads whatever the size, or not."""
+    """Calls of the numba loops so far, which run on one thread or are always split over threads."""
     calls: list[object] = []
     run = steps_numba._run
     monkeypatch.setattr(steps_numba, "_run", lambda kernel, *given: (calls.append(kernel), run(kernel, *given)))
@@ -85,7 +85,7 @@ def test_steps_of_mlstm_and_of_minimal_gates(loops: list[object], generator: tor
     assert len(loops) == 2
 
 
-def test_views_other_types_and_leaves_are_read_right(generator: torch.Generator) -> None:
+def test_views_other_dtypes_and_leaves_are_read_correctly(generator: torch.Generator) -> None:
     q, k, v, decay, _, _, state = draw_dplr(generator, 2, 3, 5, False)
     assert not any(t is None for t in (q, k, v, decay, state))
     strided = state.mT.contiguous().mT.requires_grad_()
@@ -98,7 +98,7 @@ def test_views_other_types_and_leaves_are_read_right(generator: torch.Generator)
     assert_close(after, after_right)
 
 
-def test_what_is_recorded_traced_or_differentiated_is_no_loop(loops: list[object], generator: torch.Generator) -> None:
+def test_recording_vmap_and_gradients_do_not_use_the_loops(loops: list[object], generator: torch.Generator) -> None:
     from zoo.coefficient import recording
 
     given = draw_mlstm(generator)
@@ -112,10 +112,8 @@ def test_what_is_recorded_traced_or_differentiated_is_no_loop(loops: list[object
     assert not loops
 
 
-def test_the_loops_read_and_write_within_their_arrays(
-    monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
-) -> None:
-    """Arrays of NumPy in the place of addresses: Python raises where an index passes an end."""
+def test_the_loops_stay_within_their_arrays(monkeypatch: pytest.MonkeyPatch, generator: torch.Generator) -> None:
+    """With NumPy arrays in place of addresses, so that Python raises an error for an index out of bounds."""
     run_as_python(monkeypatch, steps_numba)
     monkeypatch.setattr(steps_numba, "_floats", lambda array: array)
     monkeypatch.setattr(steps_numba, "carray", lambda array, shape: array.reshape(shape))

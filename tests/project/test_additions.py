@@ -1,7 +1,7 @@
-"""Adding a mixer is four places and adding a task three: a copy of the project with one more of each passes its tests.
+"""Following CONTRIBUTING's steps is enough to add a mixer and a task: a copy of the project with both passes its tests.
 
-A mixer: its reference, its op (here one that is there), its class, its line in the registry; the page is made. A task:
-its class, its line in the registry, its case; page and digests are made. No other file of the copy is touched.
+A mixer needs a reference, an op (here an existing one), a class and a line in the registry. A task needs a class, a
+line in the registry and a case. Pages and digests are generated; no other file of the copy changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ADDITIONS = ROOT / "tests" / "project" / "additions"
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """The copy, with the additions."""
+    """A copy of the project with the additions."""
     root = tmp_path
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in tracked.splitlines():
@@ -49,14 +49,14 @@ def _insert(path: Path, behind: str, line: str) -> None:
 
 
 def run(project: Path, *command: str) -> str:
-    """What a command prints that ends well in the copy."""
+    """Run Python in the copy, assert success, and return its output."""
     variables = os.environ | {"PYTHONPATH": str(project)}
     done = subprocess.run([sys.executable, *command], cwd=project, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 
 
-def test_a_copy_with_a_mixer_and_a_task_more(project: Path) -> None:
+def test_a_copy_with_an_added_mixer_and_task_passes_its_tests(project: Path) -> None:
     pytest_ = ("-m", "pytest", "-q", "-p", "no:xdist")
     run(project, *pytest_, "tests/tasks/test_tasks.py", "-k", "digests and sorting", "--write-digests")
     assert (project / "tests" / "tasks" / "digests.json").read_text().count('"sorting"') == 1

@@ -1,4 +1,4 @@
-"""The scripts that measure speed: they refuse red tests, measure in turns, and publish what they found."""
+"""Benchmark scripts: they refuse to run if tests fail, interleave candidates, and publish their results."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from benchmarks.sections import SECTIONS
 from tasks import create_task, list_tasks
 
 
-@pytest.mark.parametrize(("rounds", "patience"), [(3, 100.0), (5, -1.0)])  # a slow one sits out after three rounds
+@pytest.mark.parametrize(("rounds", "patience"), [(3, 100.0), (5, -1.0)])  # without patience three rounds are the limit
 def test_candidates_take_turns(rounds: int, patience: float) -> None:
     turns: list[str] = []
     forms = {name: lambda name=name: turns.append(name) for name in "ab"}
     assert sorted(timing.interleaved(forms, rounds, patience=patience)) == ["a", "b"]
-    assert turns == ["a", "b"] * 4  # once each beforehand
+    assert turns == ["a", "b"] * 4  # with one warm-up each
 
 
-def test_what_is_kept_of_the_rounds_is_their_median() -> None:
-    taken = iter([50.0, 1.0, 2.0, 30.0])  # the first is not measured
+def test_the_result_is_the_median_over_rounds() -> None:
+    taken = iter([50.0, 1.0, 2.0, 30.0])  # the first is the warm-up
     assert timing.interleaved({"a": lambda: None}, 3, patience=100.0, clock=lambda _: next(taken)) == {"a": 2.0}
 
 
 @pytest.mark.slow
-def test_nothing_is_measured_on_red_tests(
+def test_nothing_is_measured_if_tests_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     red = tmp_path / "test_red.py"
@@ -39,12 +39,12 @@ def test_nothing_is_measured_on_red_tests(
     assert not (tmp_path / performance.RESULTS).exists()
 
 
-def test_mixers_are_compared_at_one_size_of_state() -> None:
+def test_mixers_are_compared_at_equal_state_size() -> None:
     for name in ("retnet", "delta_product", "mamba3"):
         numbers = sections.state_numbers(name, 128)
         assert numbers is not None
-        assert 0.9 * 64 * 128 < numbers < 1.6 * 64 * 128  # the tails of convolutions count too
-    assert sections.state_numbers("attention", 16) is None  # it grows
+        assert 0.9 * 64 * 128 < numbers < 1.6 * 64 * 128  # including the states of convolutions
+    assert sections.state_numbers("attention", 16) is None  # its state grows
 
 
 @pytest.mark.slow
@@ -60,7 +60,7 @@ def test_every_section_runs(section: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_section_is_measured_in_a_process_of_its_own_and_published(tmp_path: Path) -> None:
+def test_a_section_is_measured_in_a_subprocess_and_published(tmp_path: Path) -> None:
     assert performance.main(["--quick", "--out", str(tmp_path), "--only", "memory"]) == 0
     assert json.loads((tmp_path / performance.RESULTS).read_text())["memory"]["tables"]
     assert "Memory with length" in (tmp_path / performance.PAGE).read_text()

@@ -1,6 +1,6 @@
-"""The code blocks of the pages run as tools/blocks.py describes; what other machines run is read.
+"""Code blocks of the documentation run (see tools/blocks.py); commands for other machines are parsed.
 
-Tutorials run as notebooks, in test_pages.py.
+test_pages.py runs the tutorials, as notebooks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SHORT = {
     "zoo.__main__ heads": "--sequences 1 --functional never --processes 1",
     "zoo.__main__ figure": "--seq_len 32 --seeds 5",
 }
-"""Flags that make a command of a page end within seconds."""
+"""{command: flags that make it end within seconds}."""
 
 
 def _short(module: str, argv: list[str]) -> list[str]:
@@ -50,7 +50,7 @@ def _short(module: str, argv: list[str]) -> list[str]:
         if flag in argv and flag.startswith("--"):
             at = argv.index(flag)
             del argv[at : at + 2]
-    if argv == ["measure"]:  # of all mixers
+    if argv == ["measure"]:  # would measure all mixers
         more += ["--mixer", "lstm"]
     return argv + more
 
@@ -74,7 +74,7 @@ def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("MIXER_ZOO_CACHE", str(tmp_path / "cache"))
     blocks.clone(tmp_path / "clone")
     monkeypatch.chdir(tmp_path / "clone")
-    if "runs/mqar/hybrid" in PAGES[page]:  # which `make train` leaves behind, larger
+    if "runs/mqar/hybrid" in PAGES[page]:  # a small version of the run that `make train` leaves
         blocks.run("```sh\npython train.py --mixer hybrid --d_model 8 --task.seq_len 16 --run_dir first\n```", _short)
         Path("runs/mqar/hybrid").mkdir(parents=True)
         (run,) = Path("first").glob("*/*/seed0")
@@ -82,16 +82,16 @@ def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest
     blocks.run(PAGES[page], _short)
 
 
-class Understood(BaseException):
-    """Raised in place of running a command whose words have been read."""
+class Parsed(BaseException):
+    """Raised after a command's arguments are parsed, instead of running it."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ELSEWHERE)
-def test_the_commands_for_other_machines_are_understood(
+def test_the_commands_for_other_machines_can_be_parsed(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shell notes every command of the blocks instead of carrying it out; ours are then read, up to their run."""
+    """A shell records every command of the blocks instead of running it; then ours parse their arguments."""
     note = 'PATH=/nowhere\ncommand_not_found_handle() { printf "%s\\0" "$@" >> noted; printf "\\n" >> noted; }\n'
     code = ELSEWHERE[page].replace("NAME", "copying")
     blocks.clone(tmp_path / "clone")
@@ -103,17 +103,17 @@ def test_the_commands_for_other_machines_are_understood(
 
     def only_parse(self: argparse.ArgumentParser, *given: Any) -> None:
         parse(self, *given)
-        raise Understood
+        raise Parsed
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", only_parse)
     for line in Path("noted").read_text(encoding="utf-8").splitlines():
         words = line.split("\0")[:-1]
         for start, module in blocks.COMMANDS.items():
-            name = start[start[0] == "python" :]  # torchrun and srun start it in their way
+            name = start[start[0] == "python" :]  # torchrun and srun replace "python"
             at = next((at for at in range(len(words)) if tuple(words[at : at + len(name)]) == name), None)
             if at is not None:
                 more = {"lab.training": ["--print_config"], "lab.sweep.sweep": ["--dry_run"]}.get(module, [])
-                with contextlib.suppress(Understood):
+                with contextlib.suppress(Parsed):
                     assert not _ends(importlib.import_module(module).main, [*words[at + len(name) :], *more]), words
 
 

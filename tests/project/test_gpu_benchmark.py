@@ -1,4 +1,4 @@
-"""The GPU script where there is no GPU: what it counts, what it writes, what it says."""
+"""The GPU benchmark without a GPU: its counts of bytes, its sections on small shapes, its error."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.page import Section
+from tests import raising
 from zoo import list_mixers
 
 
-def test_without_a_device_it_says_so_in_one_line(
+def test_without_a_gpu_it_exits_with_a_one_line_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -23,19 +24,19 @@ def test_without_a_device_it_says_so_in_one_line(
     )
 
 
-def test_the_scans_bytes_are_those_of_its_tensors() -> None:
+def test_scan_bytes_is_the_size_of_the_scans_tensors() -> None:
     batch, seq_len, d_inner, d_state = 2, 5, 3, 4
     for dtype in (torch.float32, torch.bfloat16):
         x, B = torch.empty(batch, seq_len, d_inner, dtype=dtype), torch.empty(batch, seq_len, d_state, dtype=dtype)
         A, state = torch.empty(d_inner, d_state), torch.empty(batch, d_inner, d_state)
         inputs = [x, x, A, B, B, state]
-        forward = sum(t.nbytes for t in (*inputs, x, state))  # dt is as large as x, C as B, y as x
-        # All inputs but the state again, the gradients of both outputs, and those of all inputs.
+        forward = sum(t.nbytes for t in (*inputs, x, state))  # dt and y have the size of x, C the size of B
+        # The inputs without the state, the gradients of both outputs, and the gradients of all inputs.
         backward = sum(t.nbytes for t in (*inputs[:-1], x, state, *inputs))
         assert gpu.scan_bytes(batch, seq_len, d_inner, d_state, dtype.itemsize) == (forward, backward)
 
 
-def test_kernels_that_are_not_installed_are_named() -> None:
+def test_kernels_that_are_not_installed_are_listed() -> None:
     found, missing = gpu.available(
         {"there": "torch:randn", "no package": "nothing_of_that_name.ops:f", "no function": "math:f"}
     )
@@ -45,7 +46,7 @@ def test_kernels_that_are_not_installed_are_named() -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small shapes, on the CPU, each candidate run once and reported to have taken two milliseconds."""
+    """Run the benchmark with small shapes on the CPU; each candidate runs once and counts as two milliseconds."""
 
     def timed(candidates: dict[str, gpu.Run], rounds: int = 1) -> dict[str, float]:
         for run in candidates.values():
@@ -73,7 +74,7 @@ def last(section: Iterator[Section]) -> Section:
 def test_the_scans_section_compares_time_memory_and_floor() -> None:
     section = last(gpu.scan())
     assert len(section.tables[0].rows) == 4
-    floor = gpu.scan_bytes(1, 4, 3, 2, 4)[0] / 1e9  # at a gigabyte a second
+    floor = gpu.scan_bytes(1, 4, 3, 2, 4)[0] / 1e9  # at 1 GB/s
     assert section.tables[0].rows[0][6] == pytest.approx(2e-3 / floor)
     assert not section.targets[0].met
     page = gpu.page({"scan": {"measured": "a GPU, today", **section.to_plain()}})
@@ -82,16 +83,13 @@ def test_the_scans_section_compares_time_memory_and_floor() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small")
-def test_kernels_steps_and_a_long_stream_have_their_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sections_have_a_row_per_kernel_mixer_and_length(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(last(gpu.chunked()).tables[0].rows) == 4 * 3 * 2
     kernels = last(gpu.kernels()).tables[0].rows
     assert len(kernels) == 9 * 2
     assert all(row[5] < 1e-6 for row in kernels)
 
-    def refuse(step: gpu.Run) -> gpu.Run:
-        raise RuntimeError("cannot be captured\nat all")
-
-    monkeypatch.setattr(gpu, "captured", refuse)
+    monkeypatch.setattr(gpu, "captured", raising(RuntimeError("cannot be captured\nat all")))
     assert gpu._replayed("attention") == (None, "cannot be captured")
     monkeypatch.setattr(gpu, "LENGTHS", {8: 2, 16: 1})
     lengths = last(gpu.lengths()).tables[0].rows

@@ -1,4 +1,4 @@
-"""The commands, the pinned set and the metadata keep their word."""
+"""Project files are consistent: pinned versions, docstring examples, citation, links."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _pins() -> dict[str, str]:
 
 
 def test_every_pin_is_one_public_version() -> None:
-    """A local version ("+cpu"), an address or a path would tie the set to one machine."""
+    """A local version ("+cpu"), a URL or a path would tie the set to one machine."""
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     assert len(lines) > 50
     assert [line for line in lines if not re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9a-z.]*", line)] == []
@@ -59,7 +59,7 @@ def test_the_examples_in_docstrings_are_true(module: str) -> None:
 
 def test_the_citation_is_of_this_version() -> None:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert {"cff-version", "message", "title", "authors"} <= cited.keys()  # what the format requires
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys()  # required by the format
     assert (cited["version"], cited["license"]) == (zoo.__version__, PROJECT["license"])
 
 

@@ -1,4 +1,4 @@
-"""Operations of a layer on CUDA's road, each a launch, and of a compiled one: neither grows with the sequence."""
+"""Kernel launches, compiled graphs and the cost of decoding do not grow with the sequence beyond their budgets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUDGETS = {"path_attention": (250, 500)}
 
 @pytest.mark.parametrize("name", list_mixers())
 def test_launches_stay_within_a_budget_and_do_not_grow(name: str) -> None:
-    """At width 32: the count depends on no width."""
+    """The count does not depend on the width."""
     short, long = ([found.total() for found in launches(name, seq_len, 32)] for seq_len in (4096, 16384))
     for here, there, budget in zip(short, long, BUDGETS.get(name, BUDGET), strict=True):
         assert here <= budget
@@ -32,7 +32,7 @@ def test_launches_stay_within_a_budget_and_do_not_grow(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list_mixers())
-def test_a_step_costs_the_same_at_any_length_or_in_proportion_to_it(name: str, generator: torch.Generator) -> None:
+def test_the_cost_of_a_decoding_step_grows_at_most_linearly(name: str, generator: torch.Generator) -> None:
     mixer, _ = mixer_and_input(name, 257, 8, "cpu")
     x, costs = torch.randn(1, 257, 8, generator=generator), []
     for seen in (64, 128, 256):
@@ -43,7 +43,7 @@ def test_a_step_costs_the_same_at_any_length_or_in_proportion_to_it(name: str, g
 
 @pytest.mark.parametrize("name", ["path_attention", "deltaformer"])
 def test_no_matrix_over_all_pairs_of_positions_is_kept(name: str) -> None:
-    """Neither has a fused kernel: the backward pass computes the weights again."""
+    """These two mixers have no fused kernel; their backward pass recomputes the attention weights."""
     mixer, x = mixer_and_input(name, 2048, 32, "meta")
     kept: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
@@ -54,7 +54,7 @@ def test_no_matrix_over_all_pairs_of_positions_is_kept(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", random.Random("graph").sample(OF_THEIR_OWN_OP, 10))  # ten seconds each
 def test_a_compiled_graph_does_not_grow(name: str, unchecked_shapes: None) -> None:
-    """On the CPU: one graph forward and one backward, with the same number of operations at any length."""
+    """One forward and one backward graph on the CPU, with the same number of operations at any length."""
 
     def operations(seq_len: int) -> list[int]:
         found: list[int] = []

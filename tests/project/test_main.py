@@ -1,4 +1,4 @@
-"""The command `zoo`: what it prints and writes, its exit status, and one line for what it cannot do."""
+"""The command `zoo`: its output and files, its exit status, its one-line errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests import python
+from tests import error_line, python, raising
 from zoo import __main__ as command
 from zoo.evidence import Check, Evidence, Panel, Verdict
 from zoo.evidence.page import panels_figure
@@ -26,7 +26,7 @@ SHORT = ("--seq_len", "8", "--gradient_len", "16", "--lengths", "4", "8", "--see
 SMALL = ("--d_model", "4", "--heads", "2", *SHORT)
 
 
-def test_compare_is_a_verb_of_a_clone_alone(
+def test_zoo_compare_exists_only_in_a_clone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -43,17 +43,13 @@ def test_compare_is_a_verb_of_a_clone_alone(
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """The one line that a refused command line prints."""
+    """Run a command that must fail with a one-line error and no output, and return that line."""
     assert command.main(argv) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("zoo: error: ")
-    assert err.count("\n") == 1
-    return err
+    return error_line(capsys, "zoo", output="")
 
 
 @pytest.mark.parametrize(
-    ("argv", "says"),
+    ("argv", "message"),
     [
         (
             "measur",
@@ -83,19 +79,19 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("figure gradients --mixer lstn", "unknown mixer 'lstn'"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(argv: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert says in refused(capsys, *argv.split())
+def test_wrong_arguments_are_one_line_errors(argv: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in refused(capsys, *argv.split())
 
 
-def test_help_and_wrong_names_need_the_standard_library_alone() -> None:
-    """`-S`: this Python sees no installed package, so any import of torch or rich fails."""
+def test_help_and_errors_of_names_need_only_the_standard_library() -> None:
+    """With `-S` Python sees no installed package, so any import of torch or rich fails."""
     right = "zoo --help", "zoo claims --help", "zoo mixers", "tasks list"
     for argv, status in (*((argv, 0) for argv in right), ("zoo measure --mixer x", 2)):
         assert "Traceback" not in python("-S", "-m", *argv.split(), status=status).stderr
 
 
 @pytest.mark.parametrize(("verb", "sizes"), [("measure", Sizes()), ("claims", QUICK)])
-def test_the_help_names_the_defaults(
+def test_the_help_shows_the_defaults(
     verb: str, sizes: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -103,9 +99,9 @@ def test_the_help_names_the_defaults(
         command.main([verb, "--help"])
     found = re.findall(r"^  --(\w+) .*default ([\d ]+)$", capsys.readouterr().out, re.MULTILINE)
     assert "seed" in dict(found)
-    for flag, said in found:
+    for flag, text in found:
         default = getattr(sizes, {"seeds": "n_seeds"}.get(flag, flag))
-        assert said == " ".join(map(str, default if isinstance(default, tuple) else [default])), flag
+        assert text == " ".join(map(str, default if isinstance(default, tuple) else [default])), flag
 
 
 def test_mixers_lists_all_and_shows_the_options_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +120,7 @@ def test_mixers_lists_all_and_shows_the_options_of_one(tmp_path: Path, capsys: p
 
 
 @pytest.mark.usefixtures("unpainted")
-def test_measure_prints_and_writes_a_row_a_mixer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_measure_prints_and_writes_a_row_per_mixer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["measure", "--mixer", "attention", "--mixer", "diagonal_ssm", *SMALL, "--out", str(tmp_path / "a/b")]
     assert command.main(argv) == 0
     out = capsys.readouterr().out
@@ -150,7 +146,7 @@ def test_measure_reads_the_layers_of_a_checkpoint(
     assert content["sizes"]["d_model"] == 4
     out = capsys.readouterr().out
     assert "layer 1: attention" in out
-    assert "heads, operators" not in out  # the flag's default is not the model's number
+    assert "heads, operators" not in out  # --heads does not apply to a model
 
 
 @pytest.mark.slow
@@ -184,7 +180,7 @@ def test_a_folder_that_is_neither_run_nor_model_is_refused(tmp_path: Path, capsy
 
 
 @pytest.mark.usefixtures("unpainted")
-def test_a_model_of_short_sequences_is_measured_as_far_as_it_goes(
+def test_a_model_of_short_sequences_is_measured_up_to_its_longest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from zoo.backbone import Backbone
@@ -201,12 +197,12 @@ def test_a_model_of_short_sequences_is_measured_as_far_as_it_goes(
     remark = "Reduced to the model's longest sequence, 32 positions."
     assert remark in " ".join(capsys.readouterr().out.split())
     assert remark in (tmp_path / "measure.md").read_text()
-    says = "the model takes sequences of up to 8 positions: gradient_len must be at least 16, got 8"
-    assert says in refused(capsys, "measure", "--ckpt_path", "8")
+    message = "the model takes sequences of up to 8 positions: gradient_len must be at least 16, got 8"
+    assert message in refused(capsys, "measure", "--ckpt_path", "8")
 
 
 def _run_claims(holds: bool, seen: dict[str, Any]) -> Any:
-    """A stand-in for `run_claims`, whose one check holds or does not."""
+    """A replacement of `run_claims` with a single check, which holds or fails."""
 
     def run(names: Sequence[str], settings: Settings, progress: Any) -> list[Verdict]:
         seen.update(names=names, settings=settings)
@@ -253,14 +249,16 @@ def test_the_claims_of_a_paper(
     assert command.main(["claims", "alibi_ema", "--paper", "2411.12537", "--out", str(tmp_path)]) == 0
     assert seen["names"] == ["alibi_ema", "slogan_rank_is_power"]
     capsys.readouterr()
-    said = refused(capsys, "claims", "--paper", "2411.12357", "--out", str(tmp_path))
-    assert "unknown paper '2411.12357' (did you mean '2411.12537'?); choose from: " in said
+    error = refused(capsys, "claims", "--paper", "2411.12357", "--out", str(tmp_path))
+    assert "unknown paper '2411.12357' (did you mean '2411.12537'?); choose from: " in error
     assert command.main(["claims", "--page", str(tmp_path / "page.md")]) == 0
     assert "## [2411.12537]" in (tmp_path / "page.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
-def test_the_figure_of_gradients_draws_the_mixers_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figure_gradients_writes_a_figure_of_the_chosen_mixers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "new" / "figure.png"
     argv = ["figure", "gradients", "--mixer", "attention", "lstm", "--seq_len", "16", "--seeds", "5"]
     assert command.main([*argv, "--out", str(path)]) == 0
@@ -268,7 +266,7 @@ def test_the_figure_of_gradients_draws_the_mixers_named(tmp_path: Path, capsys: 
     assert capsys.readouterr().out.strip() == str(path)
 
 
-def test_a_figure_of_claims_is_drawn_with_the_flags_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_of_claims_use_the_given_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Settings] = []
 
     def draw(settings: Settings) -> Any:
@@ -288,7 +286,7 @@ def test_a_figure_of_claims_is_drawn_with_the_flags_given(tmp_path: Path, monkey
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_missing_extra_is_named_before_anything_is_measured(
+def test_a_missing_extra_is_reported_before_anything_is_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "rich.table", None)
@@ -297,17 +295,16 @@ def test_a_missing_extra_is_named_before_anything_is_measured(
 
 
 @pytest.mark.slow
-def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_output_folder_that_cannot_be_created_is_a_one_line_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("")
     argv = ["measure", "--mixer", "identity", *SMALL, "--out", str(tmp_path / "file" / "below")]
     assert command.main(argv) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "_check_report", interrupted)
+def test_ctrl_c_is_a_one_line_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_check_report", raising(KeyboardInterrupt()))
     assert command.main(["measure"]) == 130
     assert capsys.readouterr().err == "zoo: interrupted\n"

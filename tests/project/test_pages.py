@@ -1,4 +1,4 @@
-"""The pages of the mixers are built from their docstrings, and the table's links resolve."""
+"""Mixer pages are built from docstrings; the site's links resolve, and its pages work in a browser."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_page_explains_every_option(name: str) -> None:
 
 
 def test_the_table_in_the_repository_links_every_mixer_and_every_paper() -> None:
-    """`python -m zoo pages` writes it anew."""
+    """If it fails, run `python -m zoo pages`."""
     folder = ROOT / "docs" / "mixers"
     text = (folder / "README.md").read_text(encoding="utf-8")
     defined = dict(re.findall(r"^\[([^]]+)\]: (\S+)$", text, re.MULTILINE))
@@ -47,7 +47,7 @@ def test_the_table_in_the_repository_links_every_mixer_and_every_paper() -> None
     assert all((folder / defined[name]).is_file() for name in MIXERS)
 
 
-def test_the_verb_writes_all_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_zoo_pages_writes_all_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "a" / "b"
     assert command.main(["pages", "--out", str(folder)]) == 0
     assert {path.name for path in folder.iterdir()} == {"README.md", *(f"{name}.md" for name in MIXERS)}
@@ -62,7 +62,7 @@ def test_the_page_of_the_api_has_every_name_that_pages_import() -> None:
     imports = re.findall(r"^from ((?:zoo|tasks|lab)\b\S*) import ([\w, ]+)", text, re.MULTILINE)
     named = {f"{module}.{name}" for module, names in imports for name in re.findall(r"\w+", names)}
     assert named
-    assert named - {"zoo.parallel"} <= shown  # a module, whose names are shown
+    assert named - {"zoo.parallel"} <= shown  # a module; the page has its functions
 
 
 @pytest.mark.parametrize("name", list_mixers())
@@ -78,7 +78,7 @@ def test_arxiv_numbers_in_text_become_links() -> None:
 
 @pytest.fixture(scope="session")
 def site(testrun_uid: str) -> Path:
-    """The site, built with a check that no link leads nowhere; once for all processes, which would build over it."""
+    """The folder of the site, built once for all test processes."""
     build = ROOT / "build"
     build.mkdir(exist_ok=True)
     stamp = build / "tested"
@@ -113,7 +113,7 @@ def test_a_page_of_the_site_fits_every_screen_in_both_colours(page: str, site: P
 
 
 class Links(HTMLParser):
-    """The addresses that a page links to, and its anchors."""
+    """The link targets and the anchors of a page."""
 
     def __init__(self, page: Path) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Links(HTMLParser):
 
 
 @pytest.mark.slow
-def test_no_link_of_the_site_leads_nowhere(site: Path) -> None:
+def test_every_link_of_the_site_resolves(site: Path) -> None:
     pages = {page: Links(page) for page in site.rglob("*.html")}
     assert pages
     for page, links in pages.items():
@@ -137,7 +137,7 @@ def test_no_link_of_the_site_leads_nowhere(site: Path) -> None:
                 continue
             there = (page.parent / unquote(parts.path)).resolve() if parts.path else page
             assert there.is_file(), (page.name, address)
-            if there in pages and parts.fragment and there.name != "gallery.html":  # its anchors are choices
+            if there in pages and parts.fragment and there.name != "gallery.html":  # its anchors select mixers
                 assert unquote(parts.fragment) in pages[there].anchors, (page.name, address)
 
 
@@ -152,7 +152,7 @@ for cell in json.load(open(sys.argv[1], encoding="utf-8"))["cells"]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # minutes on idle cores; others share them here
+@pytest.mark.timeout(900)  # takes minutes even on idle cores
 @pytest.mark.parametrize("name", sorted(page.stem for page in (ROOT / "docs" / "tutorials").glob("*.md")))
 def test_a_tutorial_runs_as_a_notebook(name: str, site: Path, tmp_path: Path) -> None:
     cells = nbformat.read(site / "tutorials" / f"{name}.ipynb", as_version=4).cells
@@ -160,7 +160,7 @@ def test_a_tutorial_runs_as_a_notebook(name: str, site: Path, tmp_path: Path) ->
     outputs = [output for _, _, output in blocks.BLOCK.findall(text) if output]
     assert [cell.outputs[0].text for cell in cells if cell.get("outputs")] == outputs
     blocks.clone(tmp_path / "clone")
-    here = Path(sys.executable).parent  # in front: a cell of the shell calls `python` of the environment that runs it
+    here = Path(sys.executable).parent  # first on the PATH, so that shell cells call this Python
     python(
         *("-c", CELLS, str(site / "tutorials" / f"{name}.ipynb")),
         cwd=tmp_path / "clone",
@@ -198,15 +198,15 @@ def test_the_keyboard_opens_the_drawer_and_the_search(width: int, key: str, site
     browser.switch_to.active_element.send_keys(Keys.ESCAPE)
     assert not browser.execute_script(reachable, links)
     browser.find_element("css selector", ".md-header__button[for=__search]").send_keys(key)
-    WebDriverWait(browser, 20).until(lambda _: browser.switch_to.active_element.tag_name == "div")  # holds the field
+    WebDriverWait(browser, 20).until(lambda _: browser.switch_to.active_element.tag_name == "div")  # the search field's
 
 
 @pytest.mark.slow
-def test_the_site_is_searched_from_disk(site: Path, browser: Any) -> None:
+def test_the_search_works_from_disk(site: Path, browser: Any) -> None:
     opened(browser, (site / "index.html").as_uri(), WIDTHS[-1])
     browser.find_element("css selector", ".md-search__button").click()
     waiting = WebDriverWait(browser, 20)
-    waiting.until(lambda _: browser.switch_to.active_element.tag_name == "div")  # which holds the field
+    waiting.until(lambda _: browser.switch_to.active_element.tag_name == "div")  # the search field's
     browser.switch_to.active_element.send_keys("starts_of_mamba")
 
     def found(_: Any) -> bool:
@@ -222,7 +222,7 @@ def shown(browser: Any, selector: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_gallery_is_explored_by_keyboard(site: Path, browser: Any) -> None:
+def test_the_gallery_can_be_used_by_keyboard(site: Path, browser: Any) -> None:
     opened(browser, (site / "gallery.html").as_uri(), WIDTHS[-1])
     assert shown(browser, ".card h2") == list_mixers()
     for by in Select(browser.find_element("id", "sort")).options:
@@ -251,19 +251,19 @@ def test_the_gallery_is_explored_by_keyboard(site: Path, browser: Any) -> None:
 
 
 @pytest.mark.slow
-def test_the_layers_of_a_model_are_explored_by_the_same_page(tmp_path: Path, browser: Any) -> None:
+def test_the_page_of_a_models_layers_can_be_used_like_the_gallery(tmp_path: Path, browser: Any) -> None:
     model = Backbone(mixer={"name": "hybrid", "n_heads": 2}, d_model=8, n_layers=2, vocab_size=12, n_outputs=12)
     x = torch.randint(12, (3, 10), generator=torch.Generator().manual_seed(0))
     rows = measure_heads(model, x, x, explore=True)
     (tmp_path / "heads.html").write_text(heads_as_html(rows, Reading("a model", "3 sequences", "agreement", 0.1)))
-    browser.get_log("browser")  # of the pages before
+    browser.get_log("browser")  # clear the messages of earlier pages
     opened(browser, (tmp_path / "heads.html").as_uri(), WIDTHS[-1])
     assert shown(browser, ".side h2") == [rows[0].name]
-    assert len(shown(browser, ".side svg")) == 5  # with the scores of the cut layer
+    assert len(shown(browser, ".side svg")) == 5  # including the scores of the truncated layer
     layer = browser.find_element("id", "item0")
     layer.send_keys(rows[1].name)
     assert shown(browser, ".side h2") == [rows[1].name]
-    assert browser.switch_to.active_element.get_attribute("id") == "item0"  # although all was drawn anew
+    assert browser.switch_to.active_element.get_attribute("id") == "item0"  # although everything was redrawn
     whole = browser.execute_script("return document.querySelector('canvas').toDataURL()")
     Select(browser.find_element("id", "head0")).select_by_index(2)
     assert browser.execute_script("return document.querySelector('canvas').toDataURL()") != whole
@@ -296,7 +296,7 @@ class Whole:
     """
 
 
-def test_a_docstring_is_read_in_parts() -> None:
+def test_a_docstring_is_split_into_its_sections() -> None:
     free, sections = docstrings.titled(Whole, pages.SECTIONS)
     assert free == ["What it is.", "    y = x", "More of it,\nin two lines."]
     assert sections["Coefficients"] == "None. No offset."
@@ -308,19 +308,19 @@ def test_a_docstring_is_read_in_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("old", "new", "message"),
     [
         ("State. None.\n\n    ", "", "'Coefficients', 'State', "),
         ("Interaction rank. 1.\n\n    Source. Nobody.", "Source. Nobody.\n\n    Interaction rank. 1.", "in order"),
         ("State. None.", "Nothing is kept.", "'Nothing is kept.', below 'Coefficients'"),
     ],
 )
-def test_a_docstring_without_its_paragraphs_is_refused(
-    old: str, new: str, says: str, monkeypatch: pytest.MonkeyPatch
+def test_a_docstring_without_its_required_sections_is_refused(
+    old: str, new: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (Whole.__doc__ or "").replace(old, new)
     monkeypatch.setattr(sys.modules[__name__], "Flawed", type("Whole", (), {"__doc__": text}), False)
     entry = Mixer(f"{__name__}:Flawed", "what it is", 2000, "nobody", family="control")
     monkeypatch.setattr(pages, "MIXERS", Registry("mixer", {"flawed": entry}))
-    with pytest.raises(ValueError, match=re.escape(says)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         pages.markdown("flawed")

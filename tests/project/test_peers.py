@@ -1,4 +1,4 @@
-"""What the benchmarks compare computes one and the same thing: values and gradients, in float64."""
+"""The implementations that the benchmarks compare give the same values and gradients, in float64."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.tolerances import assert_close, tolerance
 SINGLE = {("scan", "transformers"), ("ssd", "transformers")} | {
     (name, "transformers") for name in recurrences.PROBLEMS if name != "rg_lru"
 }
-"""Peers that raise the type of what they are given to float32, or lower it: they are compared in float32."""
+"""Peers that convert their inputs to float32; they are compared in float32."""
 
 Draw = Callable[[torch.Generator, torch.dtype], tuple[Tensor, ...]]
 PROBLEMS: dict[str, tuple[Mapping[str, Callable[..., Tensor]], Draw]] = {
@@ -40,7 +40,7 @@ def assert_same(ours: Sequence[Tensor], theirs: Sequence[Tensor], *, single: boo
 
 
 @pytest.mark.parametrize(("name", "peer"), PAIRS)
-def test_a_peer_computes_what_ours_does(name: str, peer: str, generator: torch.Generator) -> None:
+def test_values_and_gradients_of_a_peer_are_ours(name: str, peer: str, generator: torch.Generator) -> None:
     (forms, draw), single = PROBLEMS[name], (name, peer) in SINGLE
     given = draw(generator, torch.float32 if single else torch.float64)
     results = []
@@ -52,7 +52,7 @@ def test_a_peer_computes_what_ours_does(name: str, peer: str, generator: torch.G
 
 
 @pytest.mark.parametrize(("name", "peer"), STEPS)
-def test_a_step_of_a_peer_is_ours(name: str, peer: str, generator: torch.Generator) -> None:
+def test_a_decoding_step_of_a_peer_is_ours(name: str, peer: str, generator: torch.Generator) -> None:
     single = (name, peer) in SINGLE
     problem = recurrences.PROBLEMS[name]
     sizes = recurrences.Sizes(2, 1, 2, 4, torch.float32 if single else torch.float64)

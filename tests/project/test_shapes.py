@@ -1,4 +1,4 @@
-"""The checker of shapes can fail, and remembers calls without excusing others."""
+"""The cached shape checker of tests.shapes accepts right calls and refuses wrong ones, cached or not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Function = Callable[..., Tensor]
 
 @pytest.fixture
 def scaled() -> Function:
-    """A checked function that keeps its promise unless the factor is 3."""
+    """A checked function whose result has the wrong shape if the factor is 3."""
 
     @shapes.jaxtyped(typechecker=shapes.checked)
     def scaled(x: Float[Tensor, "batch width"], factor: float = 2.0) -> Float[Tensor, "batch width"]:
@@ -29,7 +29,7 @@ def scaled() -> Function:
 
 
 @pytest.mark.parametrize("wrong", [torch.ones(2), torch.ones(2, 3, dtype=torch.int64), None, [1.0]])
-def test_a_wrong_argument_or_result_is_refused_whatever_was_seen_before(scaled: Function, wrong: Any) -> None:
+def test_a_wrong_argument_or_result_is_refused_after_any_calls(scaled: Function, wrong: Any) -> None:
     for _ in range(2):
         with pytest.raises(jaxtyping.TypeCheckError, match="parameters"):
             scaled(wrong)
@@ -38,6 +38,6 @@ def test_a_wrong_argument_or_result_is_refused_whatever_was_seen_before(scaled: 
         assert torch.equal(scaled(torch.ones(2, 3), 5.0), torch.full((2, 3), 5.0))
 
 
-def test_what_zoo_computes_is_checked() -> None:
+def test_functions_of_zoo_are_checked() -> None:
     with pytest.raises(jaxtyping.TypeCheckError):
         silu_gate(torch.ones(2, 3), torch.ones(3))  # torch would broadcast

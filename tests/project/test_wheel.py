@@ -1,4 +1,4 @@
-"""What a user of the wheel gets: zoo alone, and every mixer with the core dependencies alone."""
+"""The wheel contains only zoo, and every mixer runs with only the core dependencies."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _run(*command: str | Path, cwd: Path | None = None) -> str:
     return done.stdout
 
 
-def test_it_holds_zoo_alone(wheel: Path) -> None:
+def test_the_wheel_contains_only_zoo(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     inside = {name for name in names if ".dist-info/" not in name}
     kinds = {".py", ".pyi", ".html", ".css", ".typed"}
@@ -68,7 +68,7 @@ def test_it_holds_zoo_alone(wheel: Path) -> None:
 
 
 def _link_with_dependencies(folder: Path, requirements: list[str]) -> None:
-    """Link the installed packages that these requirements and their own need."""
+    """Link the installed packages of these requirements and of their requirements into the folder."""
     seen = set[str]()
     while requirements:
         requirement = Requirement(requirements.pop())
@@ -86,6 +86,6 @@ def test_every_mixer_runs_on_the_core_dependencies(wheel: Path, tmp_path: Path) 
     zipfile.ZipFile(wheel).extractall(tmp_path)
     (info,) = tmp_path.glob("*.dist-info")
     _link_with_dependencies(tmp_path, metadata.Distribution.at(info).requires or [])
-    # -I and -S: neither this folder nor PYTHONPATH nor any installed package is seen, but those linked.
+    # With -I and -S Python sees only the linked packages.
     program = f"import sys; sys.path.append({str(tmp_path)!r})\n{USE}"
     assert _run(sys.executable, "-I", "-S", "-c", program).split() == zoo.list_mixers()

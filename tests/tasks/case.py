@@ -1,4 +1,4 @@
-"""What the suite must know of a task to test it: how to draw its options, a slow solver; and the committed digests."""
+"""`TaskCase`, the suite's entry for a task: how to draw its options, and a slow solver. Also the committed digests."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Options = dict[str, Any]
 Answers = dict[int, Any]
 """{position: answer}, or {position: (answer, *facts)} if the spec has facts, in their order.
 
-An answer is a class, or for regression a number or a list of numbers; a fact is -1 where it is not given."""
+An answer is a class, or for regression a number or a list of numbers; a fact that does not apply is -1."""
 Solver = Callable[[Options, list[Any], list[int]], Answers]
 """(the task's full options, one example's inputs, the positions asked about) -> answers.
 
-Inputs are a list of tokens, or of lists of floats. A solver knows the definition alone: plain loops over one example,
-nothing imported from `tasks`."""
+Inputs are a list of tokens, or of lists of floats. A solver follows the task's definition in plain loops over one
+example and imports nothing from `tasks`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,16 +34,16 @@ class TaskCase:
     """One task's entry in the suite; `tests/tasks/cases_<family>.py` holds them in `CASES`, by the task's name.
 
     Attributes:
-        options: draws options of shapes that exist, small enough for a slow solver.
-        solve: answers every labelled position.
-        least: the smallest value of options that are whole numbers.
-        refused: (options, words of the message) for every further rule.
-        base: options at which digests, chance, splits and seeds are tested: the defaults, unless they are large.
-        published: options of the published shapes; each must exist.
-        overlap: why splits may share examples (a small space, data that is the same for all); None: they may not.
-        fixed_length: why the task has no other length than its own; None: `at_length` gives `other_length`.
-        other_length: a length, other than its own, at which `base` exists too; twice its own if not given.
-        examples: how many are drawn to compare with the chance level; fewer for a task that is slow to draw.
+        options: strategy for valid options, small enough for a slow solver.
+        solve: the solver; it answers every labelled position.
+        least: the smallest allowed value of each integer option.
+        refused: (options, words of the error message) for every other rule.
+        base: options at which digests, chance, splits and seeds are tested; the defaults, unless they are large.
+        published: options of the published shapes; each must be valid.
+        overlap: the reason why splits may share examples (a small space, or fixed data); None if they may not.
+        fixed_length: the reason why the task has only one length; None if `at_length` gives `other_length`.
+        other_length: a length, other than its own, at which `base` is valid too; default twice its own.
+        examples: number of examples drawn to measure the chance level; lower it for tasks that are slow to draw.
     """
 
     options: SearchStrategy[Options]
@@ -59,12 +59,12 @@ class TaskCase:
 
     @property
     def refusals(self) -> list[tuple[Options, str]]:
-        """All of `refused`, and the number below each of `least`."""
+        """All of `refused`, and for each of `least` the value one below it."""
         return [*self.refused, *(({option: least - 1}, f">= {least}") for option, least in self.least.items())]
 
 
 def all_cases() -> dict[str, TaskCase]:
-    """Of every `cases_*.py` beside this file."""
+    """Collect the cases of every `cases_*.py` in this folder."""
     cases: dict[str, TaskCase] = {}
     for file in sorted(Path(__file__).parent.glob("cases_*.py")):
         more = importlib.import_module(f"tests.tasks.{file.stem}").CASES
@@ -74,14 +74,14 @@ def all_cases() -> dict[str, TaskCase]:
 
 
 DIGESTED = 100
-"""Examples that a digest covers."""
+"""Number of examples that a digest covers."""
 DIGESTS = Path(__file__).parent / "digests.json"
-"""{task: {"split seed": `digest` of the split's first `DIGESTED` examples at the case's `base`}}, for each split and a
-seed; `pytest --write-digests` writes it."""
+"""{task: {"split seed": `digest` of the split's first `DIGESTED` examples at the case's `base`}}; written by
+`pytest --write-digests`."""
 
 
 def committed_digest(name: str, split: str, seed: int) -> str:
-    """What DIGESTS says; "none" where it says nothing."""
+    """The digest in DIGESTS, or "none" if it has no entry."""
     return json.loads(DIGESTS.read_text()).get(name, {}).get(f"{split} {seed}", "none")
 
 
@@ -93,16 +93,16 @@ def commit_digest(name: str, split: str, seed: int, found: str) -> None:
 
 
 def digest(arrays: Arrays) -> str:
-    """Of integers a hash, the same on every machine; of each array of floats two weighted sums in the digits they keep.
+    """A hash of all integer arrays, and for each float array two weighted sums to 9 decimals; equal on every machine.
 
-    A hash of rounded floats would not do: a number beside a rounding boundary falls to either side.
+    Rounded floats cannot be hashed: near a rounding boundary the last bit decides.
     """
     sha, sums = hashlib.sha256(), []
     for name, array in arrays.items():
         if array.dtype.kind == "f":
             sha.update(name.encode() + np.packbits(np.isnan(array)).tobytes())
             values = np.nan_to_num(array.astype(np.float64)).reshape(-1)
-            # Two weightings, so that a change which one sum misses shows in the other.
+            # A change that cancels in one weighted sum shows in the other.
             phases = np.arange(1, len(values) + 1) % 101
             scale = max(1.0, float(np.linalg.norm(values)))
             sums += [f"{float(values @ np.cos(turn * phases)) / scale:.9f}" for turn in (1.0, 2.0)]
@@ -112,18 +112,18 @@ def digest(arrays: Arrays) -> str:
 
 
 def assert_same_digest(found: str, committed: str) -> None:
-    """Equal hashes, and sums of floats equal to 1e-6 of the array's norm."""
+    """Assert equal hashes, and sums of floats equal to 1e-6 of the array's norm."""
     (found_hash, *found_sums), (hash_, *sums) = found.split(), committed.split()
     assert found_hash == hash_, f"found {found!r}, committed {committed!r}"
     np.testing.assert_allclose([float(s) for s in found_sums], [float(s) for s in sums], rtol=0, atol=1e-6)
 
 
 def assert_law(counts: np.ndarray, law: np.ndarray) -> None:
-    """Assert by Pearson's test, at one in a million, that counts follow these probabilities."""
+    """Assert by Pearson's chi-square test at level 1e-6 that counts follow these probabilities."""
     assert stats.chisquare(counts, law * counts.sum()).pvalue > 1e-6
 
 
 def assert_even(counts: np.ndarray, n: int) -> None:
-    """Assert that all of `n` are equally likely."""
+    """Assert that all `n` outcomes are equally likely."""
     assert len(counts) == n
     assert_law(counts, np.full(n, 1 / n))

@@ -1,4 +1,4 @@
-"""Copying."""
+"""Cases of copying tasks: compression, copying, selective copying."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.tasks.case import Answers, Options, TaskCase
 
 
 def solve_compression(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """A place token names the place whose token it asks for."""
+    """Each token after the marker is a position; answer with the token there."""
     marker, answers = inputs.index(options["vocab_size"] - 1), {}
     for i in range(marker + 1, len(inputs)):
         place = inputs[i] - options["vocab_size"]
@@ -27,7 +27,7 @@ def compression_options(draw: st.DrawFn) -> Options:
 
 
 def solve_copying(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Say the first tokens, none of which is blank or marker, in order."""
+    """Repeat the first tokens, none of which is blank or marker, in order."""
     tokens = inputs[: options["n_copied"]]
     assert all(0 < token < options["vocab_size"] - 1 for token in tokens)
     return {i: (token, i - place) for i, (place, token) in zip(asked, enumerate(tokens), strict=True)}
@@ -44,7 +44,7 @@ def copying_options(draw: st.DrawFn) -> Options:
 
 
 def solve_selective(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Say what is neither blank nor marker, in order, from behind the marker on."""
+    """After the marker, repeat the tokens that are not blank or marker, in order."""
     start, answers = inputs.index(options["vocab_size"] - 1) + 1, {}
     for place, token in enumerate(inputs):
         if token < options["vocab_size"] - 2:

@@ -1,4 +1,4 @@
-"""Rules that are new in every sequence."""
+"""Cases of in-context learning tasks, whose rule is new in every sequence: automata, regression, induction, k-hop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.tasks.case import Answers, Options, TaskCase
 
 
 def words_of(tokens: list[int], separator: int) -> list[list[int]]:
-    """The words; the last one is not ended, and empty after a separator."""
+    """The words between separators; the last one is incomplete, or empty after a separator."""
     words: list[list[int]] = [[]]
     for token in tokens:
         if token == separator:
@@ -20,31 +20,31 @@ def words_of(tokens: list[int], separator: int) -> list[list[int]]:
 
 
 def words_so_far(options: Options, inputs: list[int], position: int) -> list[list[int]]:
-    """The words up to and with a position; the last one is the current word."""
+    """The words up to and including a position; the last one is the current word."""
     words = words_of(inputs[: position + 1], options["n_symbols"])
     assert all(1 <= len(word) <= options["max_word"] for word in words[:-1])
     return words
 
 
-def went_on(words: list[list[int]], beginning: list[int]) -> set[int]:
-    """The symbols that follow a beginning in any of these words."""
-    n = len(beginning)
-    return {word[n] for word in words if word[:n] == beginning and len(word) > n}
+def continuations(words: list[list[int]], prefix: list[int]) -> set[int]:
+    """The symbols that follow a prefix in any of these words."""
+    n = len(prefix)
+    return {word[n] for word in words if word[:n] == prefix and len(word) > n}
 
 
 def solve_automata(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Look for earlier words that begin as the current one does: they all go on with one symbol, here and later."""
+    """Find earlier words with the same prefix as the current one: all continue with the same symbol, also later."""
     answers = {}
     everything = words_so_far(options, inputs, len(inputs) - 1)
     for position in asked:
         *earlier, current = words_so_far(options, inputs, position)
-        (symbol,) = went_on(earlier, current)
-        assert went_on(everything, current) == {symbol}
+        (symbol,) = continuations(earlier, current)
+        assert continuations(everything, current) == {symbol}
         answers[position] = symbol, len(current)
-    if options["max_edges"] == 1:  # nothing but what is new and where words end is left open
+    if options["max_edges"] == 1:  # every position is asked unless its prefix is new or the word ends
         for position in range(len(inputs) - 1):
             *earlier, current = words_so_far(options, inputs, position)
-            known = inputs[position + 1] != options["n_symbols"] and went_on(earlier, current)
+            known = inputs[position + 1] != options["n_symbols"] and continuations(earlier, current)
             assert (position in asked) == bool(known)
     return answers
 
@@ -62,7 +62,7 @@ def automata_options(draw: st.DrawFn) -> Options:
 
 
 def solve_in_context_regression(options: Options, inputs: list[list[float]], asked: list[int]) -> Answers:
-    """Read the answers, which follow the questions; one linear function must give them all."""
+    """Read the answers, which follow the questions, and check that one linear function fits them all."""
     assert asked == list(range(0, len(inputs), 2))
     assert not any(any(y[1:]) for y in inputs[1::2])
     x, y = np.array(inputs[::2]), np.array([y[0] for y in inputs[1::2]])
@@ -72,7 +72,7 @@ def solve_in_context_regression(options: Options, inputs: list[list[float]], ask
 
 
 def solve_induction(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Name what stands behind the first trigger, at the second."""
+    """At the second trigger, answer with the token after the first one."""
     first, second = (i for i, token in enumerate(inputs) if token == options["vocab_size"] - 1)
     others = {i: (inputs[i + 1], -1) for i in asked if i != second}
     assert not others or (options["train_targets"] == "every_token" and len(others) == second)
@@ -97,7 +97,7 @@ def edges_and_questions(options: Options, inputs: list[int]) -> tuple[dict[int, 
 
 
 def solve_k_hop(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Take one step after the other."""
+    """Follow the successors step by step."""
     successor, questions = edges_and_questions(options, inputs)
     assert asked == list(questions)
     answers = {}

@@ -1,4 +1,4 @@
-"""Long memory."""
+"""Cases of memory tasks: adding, delay, capo, memorization, needle, ssm_teacher."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zoo.theory.teacher import balanced_teacher
 
 
 def solve_adding(options: Options, inputs: list[list[float]], asked: list[int]) -> Answers:
-    """Sum what is marked: one number of each half."""
+    """Sum the two marked numbers, one in each half."""
     marked = [position for position, (_, mark) in enumerate(inputs) if mark == 1]
     assert len(marked) == 2
     assert marked[0] < len(inputs) // 2 <= marked[1]
@@ -22,7 +22,7 @@ def solve_adding(options: Options, inputs: list[list[float]], asked: list[int]) 
 
 
 def solve_delay(options: Options, inputs: list[list[float]], asked: list[int]) -> Answers:
-    """Look back; before the beginning there is silence."""
+    """Answer with the input `lag` positions earlier, or 0 before the start."""
     assert inputs[0] == [0]
     return {i: inputs[i - options["lag"]] if i >= options["lag"] else [0.0] for i in asked}
 
@@ -38,11 +38,11 @@ def delay_options(draw: st.DrawFn) -> Options:
 
 
 def solve_capo(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Look people up by their names in the population, drawn from its seed as the definition says."""
+    """Look people up by name in the population, which is drawn from its seed as in the definition."""
     rng, n = np.random.default_rng(options["people_seed"]), options["n_people"]
     numbers = rng.choice(400 * 400 * 1000, size=n, replace=False).tolist()
     drawn = rng.integers([12, 28, 200, 200, 300, 100, 263], size=(n, 7)).tolist()
-    # Tokens in the order of a biography: names, then the word of a sentence and its facts.
+    # Tokens in the order of a biography: names, then a word of each sentence and its facts.
     sizes, first, words = [400, 400, 1000, 1, 12, 28, 200, 1, 200, 1, 300, 1, 100, 1, 263], [0], {3, 7, 9, 11, 13}
     for size in sizes:
         first.append(first[-1] + size)
@@ -58,14 +58,14 @@ def solve_capo(options: Options, inputs: list[int], asked: list[int]) -> Answers
 
 
 def solve_memorization(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Look the key in front of the question up in the map, drawn from its seed as the definition says."""
+    """Look up the key before the question in the map, which is drawn from its seed as in the definition."""
     n_keys = (options["vocab_size"] - 1) // 2
     values = np.random.default_rng(options["map_seed"]).permutation(range(n_keys, options["vocab_size"] - 1))
     return {i: int(values[inputs[i - 1]]) for i in asked}
 
 
 def solve_needle(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Name the class behind the marker or, without a marker, the only one."""
+    """Answer with the class after the marker or, without a marker, with the only class."""
     question = options["n_classes"] + options["n_noise"]
     classes = [place for place, token in enumerate(inputs) if token < options["n_classes"]]
     markers = [place for place, token in enumerate(inputs) if token > question]
@@ -91,7 +91,7 @@ def needle_options(draw: st.DrawFn) -> Options:
 
 
 def solve_ssm_teacher(options: Options, inputs: list[list[float]], asked: list[int]) -> Answers:
-    """The sum over lags, term by term. The lag operators are the theory's, tested there: they are the definition."""
+    """Sum over lags in a plain loop, with the lag operators of zoo.theory, which its tests cover."""
     lags = _lags(*(options[name] for name in ("k", "d_input", "seq_len", "rho", "teacher_seed", "d_output", "period")))
     return {i: respond(lags, np.array(inputs), i).tolist() for i in asked}
 
@@ -102,7 +102,7 @@ def _lags(k: int, d_input: int, seq_len: int, rho: float, seed: int, d_output: i
 
 
 def respond(lags: np.ndarray, inputs: np.ndarray, i: int) -> np.ndarray:
-    """y_i = sum_tau G_tau x_{i - tau}, term by term: lags (seq, d_out, d_in), inputs (seq, d_in)."""
+    """y_i = sum_tau G_tau x_{i - tau} by a loop; lags (seq, d_out, d_in), inputs (seq, d_in)."""
     output = np.zeros(lags.shape[1])
     for tau in range(i + 1):
         output += lags[tau] @ inputs[i - tau]

@@ -1,4 +1,4 @@
-"""Text and images."""
+"""Cases of the tasks from real data: text and images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def digit_classes() -> dict[tuple[int, ...], int]:
 
 
 def solve_images(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Look the picture up in the collection."""
+    """Look up the image in scikit-learn's digits."""
     return {position: digit_classes()[tuple(inputs)] for position in asked}
 
 
@@ -28,7 +28,7 @@ LICENSE = Path(__file__).resolve().parents[2] / "LICENSE"
 
 
 def solve_text(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Look the window up in the file, where it stands once; each answer is the symbol behind, and what it repeats."""
+    """Find the window in the file, where it occurs once; answer with the next symbol, and the length of its repeat."""
     symbols: list[int] = list(LICENSE.read_bytes())
     if options["unit"] == "characters":
         text = LICENSE.read_text(encoding="utf-8")
@@ -64,7 +64,7 @@ CASES = {
             {
                 "path": st.just(str(LICENSE)),
                 "unit": st.sampled_from(["bytes", "characters"]),
-                "seq_len": st.integers(200, 240),  # no window of 200 stands twice in the file
+                "seq_len": st.integers(200, 240),  # every window of 200 occurs only once in the file
                 "test": st.sampled_from([0.05, 0.2]),
             }
         ),

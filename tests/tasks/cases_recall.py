@@ -1,4 +1,4 @@
-"""Recall: look a value up."""
+"""Cases of recall tasks, which look up values by key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.tasks.case import Answers, Options, TaskCase
 
 
 def solve_compositional(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Look the two tokens up in the list of triples in front."""
+    """Look up the two tokens in the list of triples at the start."""
     n_pairs, answers = options["n_pairs"], {}
     keys = [tuple(inputs[3 * j : 3 * j + 2]) for j in range(n_pairs)]
     for i in asked:
@@ -37,7 +37,7 @@ def compositional_options(draw: st.DrawFn) -> Options:
 
 
 def solve_forgetting(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Find the last assignment to the key in the list in front, and count them."""
+    """Find the last assignment to the key in the list at the start, and count the assignments."""
     listed, answers = 2 * (options["n_pairs"] + options["n_updates"]), {}
     for i in asked:
         places = [j + 1 for j in range(0, listed, 2) if inputs[j] == inputs[i]]
@@ -59,9 +59,9 @@ def every_token_asked(options: Options, asked: list[int], n_next: int) -> bool:
 
 
 def _fuzzy_pairs(options: Options, inputs: list[int]) -> list[tuple[tuple[int, ...], list[int]]]:
-    """Read the sequence as words: (key, positions of its value's tokens). A word ends where the other alphabet begins.
+    """Parse the sequence into (key, positions of its value's tokens).
 
-    Two words of one alphabet never follow each other, so the reading is unique.
+    Keys and values have different alphabets and alternate, so the parse is unique.
     """
     pairs: list[tuple[tuple[int, ...], list[int]]] = []
     key: list[int] = []
@@ -81,7 +81,7 @@ def _fuzzy_pairs(options: Options, inputs: list[int]) -> list[tuple[tuple[int, .
 
 
 def _fuzzy_answers(options: Options, inputs: list[int]) -> list[tuple[int, int, int]]:
-    """(position of a label, the token, position where the value gave it before), for keys that come back."""
+    """(position of a label, the token, position of this token in the value's previous occurrence) for repeated keys."""
     answers = []
     given: dict[tuple[int, ...], list[int]] = {}
     value: dict[tuple[int, ...], list[int]] = {}
@@ -91,7 +91,7 @@ def _fuzzy_answers(options: Options, inputs: list[int]) -> list[tuple[int, int, 
             given[key], value[key] = positions, [inputs[i] for i in positions]
             continue
         start = positions[0] if positions else len(inputs)
-        # The last token of the last value is a label only, and so the value's size is known from before.
+        # The last token of the last value is only a label, so the value's size comes from its first occurrence.
         size = len(value[key])
         assert len(positions) == size - (number == len(pairs) - 1)
         answers += [(start + w - 1, value[key][w], given[key][w]) for w in range(size)]
@@ -100,7 +100,7 @@ def _fuzzy_answers(options: Options, inputs: list[int]) -> list[tuple[int, int, 
 
 
 def solve_fuzzy(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Spell the value of each key that comes back; in training each next token, the last of which is such an answer."""
+    """Spell the value of each repeated key; in training also predict every next token."""
     answers = {}
     if every_token_asked(options, asked, len(inputs)):
         answers = {i: (inputs[i + 1], -1) for i in asked[:-1]}
@@ -124,7 +124,7 @@ def fuzzy_recall_options(draw: st.DrawFn) -> Options:
 
 
 def _key_positions(options: Options, inputs: list[int]) -> dict[int, list[int]]:
-    """For each key where it stands; noise, if there is any, is above keys and values."""
+    """{key: its positions}; noise tokens have numbers above keys and values."""
     positions: dict[int, list[int]] = {}
     n_keys = (options["vocab_size"] - options.get("noise_vocab_size", 0)) // 2
     for i in range(0, len(inputs), 2):
@@ -134,9 +134,9 @@ def _key_positions(options: Options, inputs: list[int]) -> dict[int, list[int]]:
 
 
 def solve_recall(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Name the value behind the key's first occurrence, for each later one; in training each next token.
+    """At each repeat of a key, answer with the value after its first occurrence; in training predict every token.
 
-    The distance is back to the value behind the occurrence before.
+    The distance is to the value after the key's previous occurrence.
     """
     answers = {}
     if every_token_asked(options, asked, len(inputs) - 1):
@@ -164,7 +164,7 @@ def in_context_recall_options(draw: st.DrawFn) -> Options:
 
 
 def solve_mqar(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Look each key up in the list of pairs in front, which has as many as are asked for, within the bounds."""
+    """Look up each key in the list of pairs at the start; each pair is asked for once."""
     most = options["n_pairs"] or options["seq_len"] // 4
     assert (options["min_pairs"] or most) <= len(asked) <= most
     keys, answers = inputs[0 : 2 * len(asked) : 2], {}
@@ -196,9 +196,9 @@ def noisy_recall_options(draw: st.DrawFn) -> Options:
 
 
 def solve_stacked_mqar(options: Options, inputs: list[list[float]], asked: list[int]) -> Answers:
-    """Look the key up in every pass, then the value that stood beside it among all values, drawn behind all keys.
+    """Look up the key in every pass, and answer with the number of its value among all values.
 
-    The distance is back to where the key stood last among the pairs.
+    Values are drawn after all keys. The distance is to the key's last occurrence among the pairs.
     """
     m, d, n_passes = options["n_symbols"], options["d_key"], options["n_passes"]
     n_pairs = len(inputs) // (n_passes + 1)
@@ -229,7 +229,7 @@ def stacked_mqar_options(draw: st.DrawFn) -> Options:
 
 
 def solve_planted_heads(options: Options, inputs: list[list[float]], asked: list[int]) -> Answers:
-    """Look the queried key up, and apply the map of the relation, written as a product of three matrices."""
+    """Look up the queried key's value, and apply the relation's map, a product of three matrices."""
     assert asked == [len(inputs) - 1]
     d_value, n_keys = options["d_value"], options["n_keys"]
     first = int(options["bos"])

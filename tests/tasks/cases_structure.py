@@ -1,4 +1,4 @@
-"""Trees and pictures."""
+"""Cases of structure tasks: expressions, grammars, graphs and images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools.record_tasks import RECORDS
 
 
 def solve_listops(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Read the expression with a stack of unfinished lists; what it comes to, and that it is one as defined."""
+    """Evaluate the expression with a stack of unfinished lists, and check that it fits the definition."""
     blanks = inputs.count(15)
     assert inputs[:blanks] == [15] * blanks
     expression = inputs[blanks:]
@@ -47,7 +47,7 @@ def outcome(operator: int, values: list[int]) -> int:
 
 
 def solve_brevo(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Collect ancestors by hand; where several nodes could come, as in training, the sequence's own is taken."""
+    """Collect ancestors in a plain loop; where several nodes are allowed, as in training, accept the sequence's own."""
     v, most = options["n_names"], options["seq_len"] // 9 + 2
     question, equals = inputs.index(v), inputs.index(v + 1)
     blanks = inputs.count(v + 2)
@@ -85,7 +85,7 @@ def solve_brevo(options: Options, inputs: list[int], asked: list[int]) -> Answer
 
 
 def solve_lano(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Read each sentence by upstream's own rules; the last one may be cut off."""
+    """Parse each sentence by upstream's rules; the last one may be cut off."""
     record = RECORDS / f"lano-{options['grammar']}.json"
     rules = json.loads(record.read_text(encoding="utf-8"))["rules"][-options["n_levels"] :]
     assert inputs[0] == 3
@@ -94,7 +94,7 @@ def solve_lano(options: Options, inputs: list[int], asked: list[int]) -> Answers
 
     @cache
     def ends(text: str, level: int, symbol: int, at: int) -> set[int]:
-        """Where the symbol may end that begins at a place."""
+        """Positions where the symbol that starts at `at` may end."""
         if at in (unfinished, len(text)):
             return {unfinished}
         if level == len(rules):
@@ -114,7 +114,7 @@ def solve_lano(options: Options, inputs: list[int], asked: list[int]) -> Answers
 
 
 def solve_mano(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Read the expression as grammar has it, from its first symbol."""
+    """Evaluate the prefix expression recursively."""
     m = options["modulus"]
     blanks = inputs.count(m + 4)
     assert inputs == [m + 4] * blanks + inputs[blanks:-1] + [m + 3]
@@ -133,7 +133,7 @@ def solve_mano(options: Options, inputs: list[int], asked: list[int]) -> Answers
     return {asked[0]: (answer, (len(inputs) - 2 - blanks) // 2)}
 
 
-# Few shapes: the chance level of each is counted.
+# Only a few shapes, because the chance level of each takes long to count.
 LISTOPS_SHAPES = [
     {"seq_len": 16, "min_length": 3, "max_length": 16, "max_depth": 3, "max_args": 4},
     {"seq_len": 60, "min_length": 10, "max_length": 40, "max_depth": 6, "max_args": 5},
@@ -143,7 +143,7 @@ LISTOPS_SHAPES = [
 
 
 def solve_pathfinder(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Flood the picture from one dot, over gaps of a pixel, and see whether the other gets wet."""
+    """Flood-fill the paths across gaps of one pixel, and see whether both dots are on the same path."""
     size = options["image_size"]
     lit = {divmod(place, size) for place, token in enumerate(inputs) if token > 0}
     dots = [divmod(place, size) for place, token in enumerate(inputs) if token == 2]
@@ -183,7 +183,7 @@ def pathfinder_options(draw: st.DrawFn) -> Options:
 
 @cache
 def treecall_rules(text: str) -> dict[tuple[int, int], list[int]]:
-    """{(nonterminal, head): the items behind it}; items from n_terminals on are nonterminals."""
+    """{(nonterminal, head): the items after the head}; items from n_terminals on are nonterminals."""
     options = dict(json.loads(text))
     rng, v, n = np.random.default_rng(options["grammar_seed"]), options["n_terminals"], options["n_nonterminals"]
     levels = [int(level) for level in rng.integers(1, options["n_levels"] + 1, size=n)]
@@ -201,7 +201,7 @@ def treecall_rules(text: str) -> dict[tuple[int, int], list[int]]:
 
 
 def treecall_tree(options: Options, inputs: list[int]) -> tuple[list[int], list[int], int]:
-    """The sentence, the place of each token's parent (of the first one -1), and of what is asked about the last one."""
+    """The sentence, the position of each token's parent (-1 for the first), and the queried token's last position."""
     v, end = options["n_terminals"], inputs.index(options["n_terminals"] + 1)
     sentence = inputs[1:end]
     assert inputs[0] == v
@@ -225,7 +225,7 @@ def treecall_tree(options: Options, inputs: list[int]) -> tuple[list[int], list[
 
 
 def solve_treecall(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Find the token where it stands last, its parent, and the way up; a token is one place behind the start."""
+    """Find the queried token's last occurrence, its parent and its depth; token i of the sentence is input i + 1."""
     sentence, parents, place = treecall_tree(options, inputs)
     assert asked == [len(sentence) + 2]
     parent, depth = parents[place], 0
@@ -235,7 +235,7 @@ def solve_treecall(options: Options, inputs: list[int], asked: list[int]) -> Ans
 
 
 def is_a_grammar(options: Options) -> bool:
-    """Whether enough of its sentences fit."""
+    """Whether enough sentences of the grammar fit into the sequence."""
     try:
         tasks.create_task("treecall", **options)
     except ValueError:

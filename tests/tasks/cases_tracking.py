@@ -1,4 +1,4 @@
-"""State tracking."""
+"""Cases of state-tracking tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.tasks.case import Answers, Options, TaskCase
 
 
 def solve_bracket(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Keep a stack; every bracket must close the one that was opened last, and none may stay open."""
+    """Keep a stack: every closing bracket must match the last open one, and none may stay open."""
     stack: list[int] = []
     depth = {}
     for position, token in enumerate(inputs):
@@ -43,7 +43,7 @@ def prefixes_asked(options: Options, inputs: list[int], asked: list[int], answer
 
 
 def solve_cycle_navigation(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Go from place to place."""
+    """Walk from place to place."""
     places, last = {}, options["cycle_length"] - 1
     place = 0
     for position, token in enumerate(inputs):
@@ -58,7 +58,7 @@ def solve_cycle_navigation(options: Options, inputs: list[int], asked: list[int]
 
 
 def solve_even_pairs(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Write the bits out and count 01 and 10."""
+    """Write out the bits and count 01 and 10."""
     answers = {}
     for position in prefixes_asked(options, inputs, asked, list(range(len(inputs)))):
         bits = "".join(map(str, inputs[: position + 1]))
@@ -67,7 +67,7 @@ def solve_even_pairs(options: Options, inputs: list[int], asked: list[int]) -> A
 
 
 def solve_group_words(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Let every element act, one after the other, on a clock or on a row of things for each factor of the group."""
+    """Apply the elements one after the other, for each factor of the group, to a number or a permutation."""
     factors = options["group"].split("x")
     elements = [all_elements(factor) for factor in factors]
     states: list[Any] = [own[0] for own in elements]
@@ -95,7 +95,7 @@ def inversions(permutation: tuple[int, ...]) -> int:
 
 
 def then(state: Any, element: Any, order: int) -> Any:
-    """First what was, then the element."""
+    """The product of the state and the element."""
     if isinstance(state, int):
         return (state + element) % order
     return tuple(element[place] for place in state)
@@ -108,7 +108,7 @@ def solve_parity(options: Options, inputs: list[int], asked: list[int]) -> Answe
 
 
 def solve_modular_arithmetic(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Write the expression out and let Python compute it in whole numbers."""
+    """Write out the expression and let Python evaluate it."""
     modulus = options["modulus"]
     texts = [str(token) if token < modulus else "+-*"[token - modulus] for token in inputs]
     assert all(token < modulus for token in inputs[::2])
@@ -119,7 +119,7 @@ def solve_modular_arithmetic(options: Options, inputs: list[int], asked: list[in
 
 @cache
 def selectivbench_grammar(n_symbols: int, n_states: int, seed: int) -> dict[tuple[int, int], int]:
-    """{(state, letter): next state} of the grammar, drawn from its seed; # is the last letter and the last state."""
+    """{(state, letter): next state}, drawn from the grammar's seed; # is the last letter and the last state."""
     rng, end = np.random.default_rng(seed), n_symbols * n_states
     while True:
         chance, leads = rng.random((end + 1, n_symbols + 1)), rng.integers(n_states, size=(end + 1, n_symbols))
@@ -140,7 +140,7 @@ def selectivbench_grammar(n_symbols: int, n_states: int, seed: int) -> dict[tupl
 
 
 def solve_selectivbench(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Follow the letters that the grammar allows; the others, and blanks, are gaps."""
+    """Follow the letters that the grammar allows; other letters and blanks are gaps."""
     n_symbols, n_states = options["n_symbols"], options["n_states"]
     moves = selectivbench_grammar(n_symbols, n_states, options["grammar_seed"])
     state, end, count, gap, gaps, answers = n_symbols * n_states, n_symbols * n_states, 0, 0, [], {}

@@ -1,4 +1,4 @@
-"""The cache on disk: the same numbers back, never stale, repaired when damaged, safe with several writers."""
+"""The disk cache of tasks: it returns the drawn arrays, is never stale, repairs damage, and allows several writers."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ def the_file(cache: Path) -> Path:
 
 @pytest.mark.parametrize("name", sorted(SMALL))
 @pytest.mark.parametrize("n", [1, SHARD_ROWS + 1])
-def test_the_cache_gives_back_what_the_task_draws(
+def test_the_cache_returns_the_arrays_that_the_task_draws(
     name: str, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = tasks.create_task(name, **SMALL[name])
     expected = sample_split(task, "validation", n, 3)
     assert_same(materialise(name, task, "validation", n, 3, tmp_path), expected)
-    monkeypatch.setattr(task, "sample", None)  # reading generates nothing
+    monkeypatch.setattr(task, "sample", None)  # the second call only reads
     assert_same(materialise(name, task, "validation", n, 3, tmp_path), expected)
 
 
-def test_integers_are_narrow_and_writable(tmp_path: Path) -> None:
+def test_integers_have_the_narrowest_dtype_and_are_writable(tmp_path: Path) -> None:
     for vocab_size, dtype in [(128, np.int8), (129, np.int16), (2**15, np.int16), (2**15 + 1, np.int32)]:
         task = tasks.create_task("mqar", vocab_size=vocab_size, seq_len=4, n_pairs=1)
         arrays = materialise("mqar", task, "train", 2, 0, tmp_path)
@@ -58,18 +58,18 @@ def test_integers_are_narrow_and_writable(tmp_path: Path) -> None:
         assert_same(materialise("mqar", task, "train", 2, 0, tmp_path), sample_split(task, "train", 2, 0))
 
 
-def test_what_a_killed_writer_leaves_is_replaced(tmp_path: Path) -> None:
+def test_the_incomplete_file_of_a_killed_writer_is_replaced(tmp_path: Path) -> None:
     task = tasks.create_task("needle", distance=5)
     materialise("needle", task, "train", 3, 0, tmp_path)
     whole = the_file(tmp_path)
     half = whole.with_name(f".{whole.name}.incomplete")
-    whole.rename(half)  # killed before the last step
+    whole.rename(half)  # as if killed before the final rename
     half.write_bytes(half.read_bytes()[:-9])
     assert_same(materialise("needle", task, "train", 3, 0, tmp_path), sample_split(task, "train", 3, 0))
     assert not half.exists()
 
 
-def test_whatever_decides_the_content_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_has_everything_that_determines_the_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needle, other = tasks.create_task("needle", distance=5), tasks.create_task("needle", distance=5, n_noise=3)
     for task, split, n, seed in [
         (needle, "train", 3, 0),
@@ -87,10 +87,10 @@ def test_whatever_decides_the_content_is_in_the_key(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("edited", ["package/generators/draws.py", "elsewhere/further.py"])
-def test_an_edit_of_any_module_that_a_generator_uses_is_another_key(
+def test_editing_a_module_that_a_generator_uses_changes_the_key(
     edited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any module of the package `tasks`, and those that the task names in `sources`."""
+    """These are all modules of the package `tasks`, and those that the task lists in `sources`."""
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")
     monkeypatch.setattr(cache, "__file__", str(tmp_path / "package" / "data" / "cache.py"))
     monkeypatch.setattr(tasks.task_class("needle"), "sources", ("further",))
@@ -129,14 +129,14 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_named_and_made_anew(damage: str, tmp_path: Path, logged: list[str]) -> None:
+def test_a_damaged_file_is_reported_and_replaced(damage: str, tmp_path: Path, logged: list[str]) -> None:
     task = tasks.create_task("needle", distance=5)
     materialise("needle", task, "train", 50, 0, tmp_path)
     path = the_file(tmp_path)
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
     assert_same(materialise("needle", task, "train", 50, 0, tmp_path), sample_split(task, "train", 50, 0))
     materialise("needle", task, "train", 50, 0, tmp_path)
-    [message] = logged  # of the first time alone
+    [message] = logged  # logged only once
     assert str(path) in message
     assert "\n" not in message
 
@@ -154,13 +154,13 @@ assert all((found[name] == expected[name]).all() for name in expected)
 
 
 @pytest.mark.slow
-def test_several_processes_may_want_the_same_split_at_once(tmp_path: Path) -> None:
+def test_several_processes_can_materialise_the_same_split_at_once(tmp_path: Path) -> None:
     piped: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE) | {"text": True, "cwd": ROOT}
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], **piped) for _ in range(3)]
     for writer in writers:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "ready\n"
-    for writer in writers:  # all three are waiting: let them go together
+    for writer in writers:  # all three are waiting: release them together
         assert writer.stdin is not None
         writer.stdin.write("\n")
         writer.stdin.flush()
@@ -180,7 +180,7 @@ def test_the_default_folder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "words"),
+    ("arguments", "words"),
     [
         (("dev", 3, 0, ""), "train, validation, test"),
         (("train", 0, 0, ""), "needle: .*n=0"),
@@ -188,15 +188,17 @@ def test_the_default_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         (("train", 3, 0, "file/cache"), "file/cache.* MIXER_ZOO_CACHE"),
     ],
 )
-def test_nothing_is_written_for_a_bad_request(request_: tuple[str, int, int, str], words: str, tmp_path: Path) -> None:
-    *asked, folder = request_
+def test_invalid_arguments_are_refused_before_anything_is_written(
+    arguments: tuple[str, int, int, str], words: str, tmp_path: Path
+) -> None:
+    *given, folder = arguments
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ValueError, match=rf"\A.*{words}.*\Z"):
-        materialise("needle", tasks.create_task("needle"), *asked, tmp_path / folder)
+        materialise("needle", tasks.create_task("needle"), *given, tmp_path / folder)
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_failing_generator_leaves_nothing_and_shows_its_own_error(
+def test_a_failing_generator_raises_its_own_error_and_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = tasks.create_task("needle", distance=5)

@@ -1,4 +1,4 @@
-"""The vectorised draws: chi-square at a fixed seed; bounds are the 1 - 1e-6 quantiles."""
+"""The vectorised draws follow their laws, by chi-square tests at level 1e-6 with fixed seeds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tasks.generators.occurrences import first_and_previous
 from tests.tasks.case import assert_even, assert_law
 
 
-def test_slots_are_drawn_successively_by_weight(rng: np.random.Generator) -> None:
+def test_weighted_distinct_draws_one_after_the_other_by_weight(rng: np.random.Generator) -> None:
     weights = np.arange(1, 5) ** (0.01 - 1)
     first, second = weighted_distinct(rng, 60_000, weights, 2).T
     counts = np.zeros((4, 4))
@@ -35,7 +35,7 @@ def test_draws_without_replacement_are_uniform_over_ordered_tuples(
     assert_even(counts, n_tuples)
 
 
-def test_what_has_weight_zero_comes_last(rng: np.random.Generator) -> None:
+def test_items_of_weight_zero_come_last(rng: np.random.Generator) -> None:
     weights = np.array([[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0]])[rng.integers(2, size=500)]
     drawn = weighted_distinct(rng, 500, weights, 3)
     weight_drawn = np.take_along_axis(weights, drawn, axis=1)
@@ -45,7 +45,7 @@ def test_what_has_weight_zero_comes_last(rng: np.random.Generator) -> None:
         assert len(set(row.tolist())) == 3
 
 
-def test_one_of_the_eligible_is_chosen_evenly(rng: np.random.Generator) -> None:
+def test_one_of_draws_evenly_among_the_eligible(rng: np.random.Generator) -> None:
     eligible = np.array([[False, True, True, False, True], [True, False, False, False, False]])
     chosen = one_of(rng, np.repeat(eligible, 9_000, axis=0))
     assert_even(np.bincount(chosen[:9_000], minlength=5)[[1, 2, 4]], 3)
@@ -55,7 +55,7 @@ def test_one_of_the_eligible_is_chosen_evenly(rng: np.random.Generator) -> None:
 
 @settings(max_examples=20)
 @given(rows=st.lists(st.lists(st.integers(0, 5), min_size=7, max_size=7), min_size=0, max_size=4))
-def test_occurrences_are_those_that_a_loop_finds(rows: list[list[int]]) -> None:
+def test_first_and_previous_occurrences_equal_a_plain_loop(rows: list[list[int]]) -> None:
     first, previous = first_and_previous(np.array(rows, dtype=np.int64).reshape(-1, 7))
     for r, row in enumerate(rows):
         for place, value in enumerate(row):

@@ -1,4 +1,4 @@
-"""A user's own task: what its author need not think of, and what the author must say."""
+"""Users' own task classes: splits of a `FiniteTask`, tasks in scripts, files that belong to the cache key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPEC = TaskSpec(input="tokens", seq_len=1, n_outputs=2, loss="cross_entropy", ch
 
 
 class Numbers(FiniteTask):
-    """The numbers below `size`: even or odd. Nothing but what must be written."""
+    """The minimal FiniteTask: classify the numbers below `size` as even or odd."""
 
     name = "numbers"
 
@@ -48,7 +48,7 @@ def test_a_finite_tasks_splits_share_nothing_and_hold_everything(tmp_path: Path)
         rows = {split: data.split(split)["inputs"][:, 0].tolist() for split in SPLITS}
         assert {split: len(found) for split, found in rows.items()} == {"train": 2400, "validation": 300, "test": 300}
         assert sorted(chain.from_iterable(rows.values())) == list(range(3000))
-        # What one seed tests on, no other seed trains on.
+        # Splits are the same for every seed, so no seed trains on another's test examples.
         assert all(seen.setdefault(split, set(found)) == set(found) for split, found in rows.items())
     first, second = (sample_split(Numbers(), "train", 50, seed)["inputs"].tolist() for seed in (0, 1))
     assert first != second
@@ -65,7 +65,7 @@ def test_a_task_may_be_defined_in_the_script_that_is_run(tmp_path: Path, monkeyp
         (tmp_path / "script.py").write_text(text)
         keys.append(cache_key("numbers", Numbers(), "train", 5, 0)["sources"]["__main__"])
     assert keys[0] != keys[1]
-    del script.__file__  # as in a notebook
+    del script.__file__  # like a notebook
     with pytest.raises(ValueError, match=r"source of '__main__' cannot be found.* write the task into a file"):
         materialise("numbers", Numbers(), "train", 5, 0, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
@@ -84,7 +84,7 @@ def test_the_smallest_finite_task_has_an_example_in_each_split() -> None:
         sample_split(Numbers(2), "train", 1, 0)
 
 
-def test_more_examples_than_there_are_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_asking_for_too_many_examples_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     message = r"^numbers: train has only 2,400 examples, got n_train=10000\Z"
     with pytest.raises(ValueError, match=message):
         TaskDataModule(Numbers(), n_train=10_000, cache_dir=tmp_path)
@@ -94,7 +94,7 @@ def test_more_examples_than_there_are_is_refused_before_anything_is_written(tmp_
 
 
 class Listed(Task):
-    """Numbers that stand in a file, or in each file of a folder."""
+    """Numbers from a file, or from all files of a folder."""
 
     name = "listed"
 
@@ -113,7 +113,7 @@ class Listed(Task):
 
 
 class Declared(Listed):
-    """Reads a file that is no option."""
+    """Reads a file that is not an option but is declared in `files`."""
 
     def options(self) -> dict[str, str]:
         return {}
@@ -135,13 +135,13 @@ def test_an_edited_file_of_an_own_task_is_read_again(kind: str, tmp_path: Path) 
     assert inputs() == {11, 12, 13}
     before = file.stat()
     file.write_text("21 22 23")
-    later = int(kind == "folder")  # what a file holds counts, not when it was written
+    later = int(kind == "folder")  # for a file its content counts, not the time of writing
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + later))
     assert inputs() == {21, 22, 23}
     assert len(list((tmp_path / "cache").rglob("*.npz"))) == 2
 
 
 @pytest.mark.parametrize("option", ["", "no/such/file", "~nobody-here/file", "x" * 5000, "a\0b"])
-def test_an_option_that_names_no_file_is_no_file(option: str) -> None:
+def test_an_option_that_is_no_path_of_a_file_is_ignored(option: str) -> None:
     assert Listed(option).files() == []
     assert Listed(option).fingerprint() == {}

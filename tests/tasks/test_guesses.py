@@ -1,4 +1,4 @@
-"""Trivial baselines: what the best guess scores that knows which tokens were read, but not in which order."""
+"""Trivial baselines: the accuracy of the best guess from the multiset of tokens read so far, without their order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tasks.spec import IGNORED
 @pytest.mark.parametrize(
     ("group", "generators", "alphabet"), [("S3", None, range(6)), ("A4", "2314+2143", (4, 3)), ("Z3", None, range(3))]
 )
-def test_words_of_a_group_are_guessed_by_their_composition(
+def test_the_best_guess_at_group_words_knows_the_counts_of_elements(
     group: str, generators: str | None, alphabet: tuple[int, ...]
 ) -> None:
     words = create_task("group_words", group=group, seq_len=3, generators=generators)
@@ -36,16 +36,16 @@ def test_the_frequencies_of_bytes_carry_4_to_6_bits_of_english() -> None:
     assert 16 < perplexity < 64
 
 
-def test_a_value_that_was_read_is_right_once_in_as_many_as_there_are_pairs() -> None:
+def test_guessing_one_of_the_values_read_is_right_once_per_number_of_pairs() -> None:
     rng, n = np.random.default_rng(0), 4000
     for options, pairs in (({"n_pairs": 6}, 6), ({"n_pairs": 6, "min_pairs": 1}, 3.5), ({"n_pairs": None}, 8)):
         mqar = create_task("mqar", seq_len=32, vocab_size=64, **options)
         asked = (mqar.sample(rng, n)["labels"] != IGNORED).sum()
         assert mqar.guess_among_read() == pytest.approx(1 / pairs)
-        assert n / asked == pytest.approx(1 / pairs, rel=0.05)  # a value named throughout a row is right once
+        assert n / asked == pytest.approx(1 / pairs, rel=0.05)  # one value guessed throughout a row is right once
 
 
-def test_a_hop_ends_at_any_node_but_the_one_that_is_asked_about(rng: np.random.Generator) -> None:
+def test_the_answer_of_k_hop_is_any_node_but_the_queried_one(rng: np.random.Generator) -> None:
     hops = create_task("k_hop", seq_len=16, n_names=10, max_hops=3, n_questions=2)
     drawn = hops.sample(rng, 1)
     nodes = set(drawn["inputs"][0, :12])
@@ -57,7 +57,7 @@ def test_a_hop_ends_at_any_node_but_the_one_that_is_asked_about(rng: np.random.G
 @pytest.mark.parametrize(
     ("name", "options", "tokens"), [("induction_heads", {}, 15), ("selective_copying", {"n_copied": 6}, 14)]
 )
-def test_the_most_frequent_token_is_guessed(
+def test_the_best_guess_is_the_most_frequent_token(
     name: str, options: dict[str, int], tokens: int, rng: np.random.Generator
 ) -> None:
     task = create_task(name, seq_len=32, **options)
@@ -66,7 +66,7 @@ def test_the_most_frequent_token_is_guessed(
     assert task.guess_among_read() == pytest.approx(counted, rel=0.03)
 
 
-def test_a_node_that_was_not_listed_is_guessed(rng: np.random.Generator) -> None:
+def test_the_best_guess_in_brevo_is_a_node_not_yet_listed(rng: np.random.Generator) -> None:
     task, shares = create_task("brevo", seq_len=36, n_names=10), []
     drawn = task.sample(rng, 4000)
     for row, labels in zip(drawn["inputs"].tolist(), drawn["labels"].tolist(), strict=True):

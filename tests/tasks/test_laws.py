@@ -1,6 +1,6 @@
-"""How examples are distributed, and what chance is, for facts that no published generator has recorded.
+"""Distributions of examples, chance levels and floors, where no record of a published generator exists.
 
-Chi-square tests at a fixed seed, at the 1 - 1e-6 quantile. Laws with a record are in tests/upstream/tasks.
+Chi-square tests at level 1e-6 with fixed seeds. tests/upstream/tasks covers the laws with a record.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def test_mqar_draws_the_number_of_pairs_evenly(rng: np.random.Generator) -> None
     assert_even(np.bincount(pairs, minlength=5)[1:], 4)
 
 
-def test_an_update_gives_a_key_any_value_but_its_own(rng: np.random.Generator) -> None:
+def test_an_update_assigns_any_value_but_the_keys_current_one(rng: np.random.Generator) -> None:
     task = tasks.create_task("forgetting", vocab_size=15, seq_len=14, n_pairs=2, n_updates=1)
     inputs = task.sample(rng, 20_000)["inputs"]
-    again = (inputs[:, 4] == inputs[:, 2]).astype(int)  # which of the two keys is re-assigned
+    again = (inputs[:, 4] == inputs[:, 2]).astype(int)  # which of the two keys is updated
     assert_even(np.bincount(again, minlength=2), 2)
     own = inputs[np.arange(len(inputs)), 1 + 2 * again]
     steps = (inputs[:, 5] - own) % 8  # 8 values
@@ -41,7 +41,7 @@ def test_an_update_gives_a_key_any_value_but_its_own(rng: np.random.Generator) -
     assert_even(np.bincount(steps, minlength=8)[1:], 7)
 
 
-def test_neither_token_of_a_compound_key_decides_the_value(rng: np.random.Generator) -> None:
+def test_one_token_of_a_compound_key_does_not_determine_the_value(rng: np.random.Generator) -> None:
     task = tasks.create_task("compositional", vocab_size=100, seq_len=54, n_pairs=9)
     orders = set()
     for inputs in task.sample(rng, 50)["inputs"]:
@@ -50,23 +50,23 @@ def test_neither_token_of_a_compound_key_decides_the_value(rng: np.random.Genera
         assert len(set(zip(first, second, strict=True))) == len(set(values)) == 9
         assert all(1 <= a < 33 <= b < 66 <= value for a, b, value in zip(first, second, values, strict=True))
         orders.add(tuple(first.index(a) for a in first))
-    assert len(orders) > 10  # not the order of the grid
+    assert len(orders) > 10  # the pairs are shuffled
 
 
 @pytest.mark.parametrize("name", ["in_context_recall", "noisy_recall", "fuzzy_recall"])
-def test_training_labels_every_next_token_and_scoring_those_that_can_be_known(name: str) -> None:
+def test_training_labels_every_token_and_scoring_only_the_determined_ones(name: str) -> None:
     task = tasks.create_task(name)
     train, test = (task.of_split(split).sample(np.random.default_rng(0), 50) for split in ("train", "test"))
     np.testing.assert_array_equal(train["labels"][:, :-1], train["inputs"][:, 1:])
     assert (test["labels"][:, :-1] != IGNORED).mean() < 0.6
     validation = task.of_split("validation").sample(np.random.default_rng(0), 50)
-    np.testing.assert_array_equal(validation["labels"], test["labels"])  # what is monitored is what is scored
+    np.testing.assert_array_equal(validation["labels"], test["labels"])  # validation scores the same positions as test
     answers = tasks.create_task(name, train_targets="answers").of_split("train").sample(np.random.default_rng(0), 50)
     np.testing.assert_array_equal(answers["inputs"], train["inputs"])
     np.testing.assert_array_equal(answers["labels"] != IGNORED, train["distance"] >= 0)
 
 
-def test_every_set_of_places_is_copied_from_equally_often(rng: np.random.Generator) -> None:
+def test_selective_copying_draws_every_set_of_positions_equally_often(rng: np.random.Generator) -> None:
     inputs = tasks.create_task("selective_copying", vocab_size=5, seq_len=7, n_copied=2).sample(rng, 12_000)["inputs"]
     places = (inputs[:, :4] < 3) @ 2 ** np.arange(4)
     counts = np.unique(places, return_counts=True)[1]
@@ -75,7 +75,7 @@ def test_every_set_of_places_is_copied_from_equally_often(rng: np.random.Generat
     assert (inputs[:, 5:] == 3).all()
 
 
-def test_the_trigger_stands_anywhere_that_leaves_room_for_an_answer(rng: np.random.Generator) -> None:
+def test_the_first_trigger_is_anywhere_that_leaves_room_for_an_answer(rng: np.random.Generator) -> None:
     task = tasks.create_task("induction_heads", vocab_size=4, seq_len=8)
     arrays = task.sample(rng, 12_000)
     row, place = np.nonzero(arrays["inputs"][:, :-1] == 3)
@@ -90,14 +90,14 @@ def test_hops_and_cycles_are_drawn_evenly(rng: np.random.Generator) -> None:
     arrays = task.sample(rng, 12_000)
     hops = arrays["hops"][arrays["hops"] > 0]
     assert_even(np.bincount(hops)[1:], 3)
-    # Six cycles through four nodes, each at 4! orders of its edges.
+    # Six cycles through four nodes, each with 4! orders of its edges.
     orders = np.unique(arrays["inputs"][:, :8], axis=0, return_counts=True)[1]
     assert_even(orders, 144)
     asked = (arrays["inputs"][:, 0:8:2] == arrays["inputs"][:, 9:]).argmax(axis=1)
     assert_even(np.bincount(asked), 4)
 
 
-def test_the_floor_of_regression_is_what_least_squares_reaches(rng: np.random.Generator) -> None:
+def test_the_floor_of_regression_is_the_error_of_least_squares(rng: np.random.Generator) -> None:
     task, n = tasks.create_task("in_context_regression", seq_len=14, d_x=4), 2_000
     arrays = task.sample(rng, n)
     x, y = arrays["inputs"][:, ::2].astype(np.float64), arrays["labels"][:, ::2, 0].astype(np.float64)
@@ -107,7 +107,7 @@ def test_the_floor_of_regression_is_what_least_squares_reaches(rng: np.random.Ge
         error = np.square(y[:, pairs] - (x[:, pairs, None] @ weights)[:, 0, 0])
         floor = floors["floor_at_pairs"][str(pairs)]
         if pairs >= 4:
-            # What is left is the rounding of y to float32, which a badly conditioned square of x may magnify.
+            # The remaining error is the rounding of y to float32, magnified if x is ill-conditioned.
             assert np.median(error) < 1e-9
             assert floor == 0
         else:
@@ -116,7 +116,7 @@ def test_the_floor_of_regression_is_what_least_squares_reaches(rng: np.random.Ge
 
 
 @pytest.mark.slow
-def test_the_floor_of_a_grammar_is_what_its_probabilities_reach(rng: np.random.Generator) -> None:
+def test_the_floor_of_a_grammar_is_the_loss_of_its_true_probabilities(rng: np.random.Generator) -> None:
     task, n = Lano(seq_len=65, n_levels=2), 250
     arrays = task.sample(rng, n)
     laws, labels = task.probabilities(arrays["inputs"])[:, :-1], arrays["labels"][:, :-1]
@@ -128,7 +128,7 @@ def test_the_floor_of_a_grammar_is_what_its_probabilities_reach(rng: np.random.G
     assert floors["floor"] == pytest.approx(2 ** floors["floor_bits_per_token"])
 
 
-def test_needles_and_distractors_differ_by_the_marker_alone(rng: np.random.Generator) -> None:
+def test_needles_and_distractors_differ_only_by_the_marker(rng: np.random.Generator) -> None:
     task = tasks.create_task("needle", distance=4, n_classes=3, n_noise=2, seq_len=10, n_distractors=3)
     inputs = task.sample(rng, 20_000)["inputs"]
     places = (inputs < 3).sum(axis=0)
@@ -140,14 +140,14 @@ def test_needles_and_distractors_differ_by_the_marker_alone(rng: np.random.Gener
 
 
 @pytest.mark.parametrize(("max_depth", "n_words"), [(8, 14), (2, 8)])
-def test_every_balanced_word_is_as_likely(max_depth: int, n_words: int, rng: np.random.Generator) -> None:
+def test_all_balanced_words_are_equally_likely(max_depth: int, n_words: int, rng: np.random.Generator) -> None:
     task = tasks.create_task("bracket", n_types=1, max_depth=max_depth, seq_len=8)
     words = Counter(map(tuple, task.sample(rng, 20_000)["inputs"].tolist()))
     assert_even(np.array(list(words.values())), n_words)
 
 
 @pytest.mark.parametrize(("group", "generators"), [("A4", "2314+2143"), ("Z5", "1+4")])
-def test_the_best_guess_at_words_of_generators_is_the_likeliest_product_of_their_length(
+def test_chance_at_words_of_generators_is_the_share_of_the_likeliest_product_per_length(
     group: str, generators: str
 ) -> None:
     task = GroupWords(group, 6, generators)
@@ -162,25 +162,25 @@ def test_the_best_guess_at_words_of_generators_is_the_likeliest_product_of_their
     assert task.at_length(12).options() == {"group": group, "seq_len": 12, "generators": generators}
 
 
-def test_the_dots_of_pathfinder_are_as_far_apart_for_either_label(rng: np.random.Generator) -> None:
+def test_the_distance_between_pathfinders_dots_is_independent_of_the_label(rng: np.random.Generator) -> None:
     n = 4_000
     arrays = tasks.create_task("pathfinder").sample(rng, n)
     place = np.argwhere(arrays["inputs"] == 2)[:, 1].reshape(n, 2)
     row, column = np.divmod(place, 32)
     apart = (np.abs(row[:, 0] - row[:, 1]) + np.abs(column[:, 0] - column[:, 1])) // 3
-    assert (apart % 2 == 0).all()  # 14 dashes lead to a point of the same colour of the chessboard
+    assert (apart % 2 == 0).all()  # 14 dashes, an even number of steps on the lattice
     connected = arrays["labels"][:, -1] == 1
     here, there = (np.bincount(apart[label] // 2, minlength=15) for label in (connected, ~connected))
     often = here + there >= 50
     expected = (here + there)[often] / 2
-    # Where labels are drawn after the distance, each distance's share of label 1 is a half, but for sampling.
+    # If the label is independent of the distance, half of the pictures at each distance have label 1.
     assert (np.abs(here[often] - expected) < 5 * np.sqrt(expected / 2)).all()
 
 
-def test_heads_follow_the_grammar_and_parents_are_asked_for_evenly(rng: np.random.Generator) -> None:
+def test_treecalls_heads_follow_the_grammar_and_queries_are_even(rng: np.random.Generator) -> None:
     task = Treecall(seq_len=64, n_terminals=5, n_nonterminals=1, max_rules=1, max_rhs=4, grammar_seed=0)
     arrays, heads = task.sample(rng, 10_000), task._grammar[0][0]
-    # One rule without nonterminals: only the head, the first token, changes, and it is the parent of all others.
+    # With one rule and no nonterminals only the first token, the head, varies, and it is the parent of all others.
     first = arrays["inputs"][:, 1]
     assert_law(np.bincount(first, minlength=5), heads)
     np.testing.assert_array_equal(arrays["labels"].max(axis=1), first)
@@ -194,7 +194,9 @@ def test_heads_follow_the_grammar_and_parents_are_asked_for_evenly(rng: np.rando
 
 
 @pytest.mark.parametrize("shape", [(30, 120, 10, 10), (3, 12, 3, 4)])
-def test_lengths_are_as_likely_as_calculated(shape: tuple[int, int, int, int], rng: np.random.Generator) -> None:
+def test_the_share_of_listops_lengths_is_the_calculated_one(
+    shape: tuple[int, int, int, int], rng: np.random.Generator
+) -> None:
     low, high, max_depth, max_args = shape
     n = 4_000
     lengths = Trees.drawn(rng, n, high, max_depth, max_args).lengths
@@ -204,22 +206,22 @@ def test_lengths_are_as_likely_as_calculated(shape: tuple[int, int, int, int], r
     assert abs(found - share) < 5 * np.sqrt(share * (1 - share) / n)
 
 
-def test_the_teachers_input_is_white(rng: np.random.Generator) -> None:
+def test_the_inputs_of_ssm_teacher_are_white_noise(rng: np.random.Generator) -> None:
     x = tasks.create_task("ssm_teacher", seq_len=4, d_input=3).sample(rng, 20_000)["inputs"].reshape(20_000, -1)
     np.testing.assert_allclose(x.T @ x / len(x), np.eye(12), atol=5 / np.sqrt(len(x)) * 2**0.5)
 
 
-def test_a_longer_sequence_meets_the_same_teacher() -> None:
+def test_ssm_teacher_is_the_same_at_a_longer_length() -> None:
     task = tasks.create_task("ssm_teacher", k=3, seq_len=8)
     np.testing.assert_allclose(task.at_length(20).lags[:8], task.lags, **tolerance(torch.float64))
 
 
-def test_the_chance_level_of_brackets_is_that_of_all_words() -> None:
+def test_the_chance_level_of_brackets_is_the_mean_over_all_words() -> None:
     task = tasks.create_task("bracket", n_types=1, max_depth=2, seq_len=4)  # ()() and (()): depths 1 0 1 0, 1 2 1 0
     assert task.spec.chance == pytest.approx(4 / 8)
 
 
-def test_an_expressions_chance_is_that_of_all_expressions() -> None:
+def test_the_chance_level_of_modular_arithmetic_is_the_mean_over_all_expressions() -> None:
     modulus = 5
     numbers, operators = range(modulus), "+-*"
     values = [

@@ -1,4 +1,4 @@
-"""`python -m tasks`, and the pages that it writes."""
+"""The command `python -m tasks` (list, show, stats, export, pages): its output, files and one-line errors."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import tasks
 from tasks import __main__ as command
 from tasks import pages
 from tasks.data.splits import sample_split
-from tests import ROOT, python
+from tests import ROOT, error_line, python
 
 SMALL = ["--vocab_size", "20", "--seq_len", "12", "--n_pairs=2"]
 
 
-def test_list_names_every_task(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_prints_every_task(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == tasks.list_tasks()
 
 
-def test_numpy_and_torch_are_loaded_when_a_task_needs_them() -> None:
+def test_listing_tasks_imports_no_heavy_packages() -> None:
     code = (
         "import sys\nfrom tasks.__main__ import main\nmain(['list'])\nmain([])\n"
         "assert not {'numpy', 'torch', 'rich', 'jsonargparse'} & set(sys.modules)\n"
@@ -41,7 +41,7 @@ def test_show_prints_the_example_that_the_seed_draws(capsys: pytest.CaptureFixtu
     shown = capsys.readouterr().out
     rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines() if line.startswith(("input", "label"))}
     task = tasks.create_task("mqar", vocab_size=20, seq_len=12, n_pairs=2)
-    # The first example of a split is drawn with its shard: here it is drawn by itself.
+    # In a split the first example is drawn together with its shard; `show` draws it alone.
     again = task.sample(tasks.split_rng(3, "train", 0), 1)
     assert rows["input"] == [str(token) for token in again["inputs"][0]]
     assert rows["label"] == [str(label) for label in again["labels"][0] if label != -100]
@@ -57,7 +57,7 @@ def test_the_table_lists_every_task_and_links_its_source() -> None:
         assert all((folder / link).is_file() for link in links.values())
 
 
-def test_the_verb_pages_writes_a_page_of_each_task_and_names_it(
+def test_pages_writes_a_page_per_task_and_prints_their_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "ROOT", tmp_path)
@@ -70,13 +70,13 @@ def test_the_verb_pages_writes_a_page_of_each_task_and_names_it(
         assert tasks.task_class(name).prediction in text
 
 
-def test_a_task_is_shown_as_its_page_with_the_options_given(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_markdown_prints_the_page_for_the_given_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["show", "mqar", "--markdown", *SMALL]) == 0
     task = tasks.create_task("mqar", vocab_size=20, seq_len=12, n_pairs=2)
     assert capsys.readouterr().out == pages.markdown("mqar", 0, task) != pages.markdown("mqar")
 
 
-def test_stats_count_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stats_prints_counts_and_ranges(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["stats", "needle", "--distance", "9", "--n", "500", "--split", "test"]) == 0
     shown = capsys.readouterr().out
     for part in ("500 of test", "8 of 8", "1 to 1", "(chance 0.1250)", "9 to 9"):
@@ -103,7 +103,9 @@ def test_a_value_that_does_not_fit_is_one_line(argv: str, expected: str, capsys:
     assert capsys.readouterr().err == f"tasks: error: {expected}\n"
 
 
-def test_parquet_holds_the_examples_and_says_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exported_parquet_has_the_examples_and_their_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert command.main(["export", "mqar", *SMALL, "--n", "7", "--seed", "2"]) == 0
     table = pq.read_table(tmp_path / "mqar-train-7-seed2.parquet")
@@ -114,7 +116,7 @@ def test_parquet_holds_the_examples_and_says_what_they_are(tmp_path: Path, monke
     assert (about["task"], about["options"]["n_pairs"], about["seed"]) == ("mqar", 2, 2)
 
 
-def test_json_lines_hold_vectors_and_have_null_for_nan(tmp_path: Path) -> None:
+def test_exported_json_lines_have_vectors_and_null_for_nan(tmp_path: Path) -> None:
     file = tmp_path / "teacher.jsonl"
     assert command.main(["export", "ssm_teacher", "--n", "3", "--format", "jsonl", "--out", str(file)]) == 0
     rows = [json.loads(line) for line in file.read_text().splitlines()]
@@ -141,17 +143,12 @@ def test_json_lines_hold_vectors_and_have_null_for_nan(tmp_path: Path) -> None:
         (["list", "mqar"], "unexpected argument 'mqar'"),
     ],
 )
-def test_what_cannot_be_followed_is_said_in_one_line(
-    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_arguments_are_one_line_errors(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(argv) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("tasks: error: ")
-    assert message in said
-    assert said.count("\n") == 1
+    assert message in error_line(capsys, "tasks")
 
 
-def test_an_upload_is_one_split_of_lists_and_needs_a_token(
+def test_export_to_the_hub_uploads_one_split_and_reports_failures_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sent: list[datasets.Dataset] = []
@@ -169,7 +166,4 @@ def test_an_upload_is_one_split_of_lists_and_needs_a_token(
     assert sent[0].num_rows == 4
     assert str(sent[0].split) == "test"
     assert command.main([*upload, "--private"]) == 2
-    said = capsys.readouterr().err
-    assert "'me/needle'" in said
-    assert "no token" in said
-    assert said.count("\n") == 1
+    assert re.search("'me/needle'.*no token", error_line(capsys, "tasks"))

@@ -1,4 +1,4 @@
-"""Tasks made of real data: files, folders, data sets that lie on disk, and what is wrong with them."""
+"""Tasks from real data (text, images, LRA's ListOps): files, folders and data sets on disk, and errors in them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tasks.data.splits import at_most, sample_split
 
 @pytest.fixture
 def jsonl(tmp_path: Path) -> str:
-    """A data set of text with two splits of its own."""
+    """A text data set with a train and a test split."""
     folder = tmp_path / "stories"
     folder.mkdir()
     for split, letter in (("train", "a"), ("test", "z")):
@@ -31,7 +31,7 @@ def jsonl(tmp_path: Path) -> str:
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> str:
-    """A data set of 30 pictures of 3 x 2 pixels in two classes, told apart by their colour."""
+    """A data set of 30 images of 3 x 2 pixels in two classes, which differ in colour."""
     rng = np.random.default_rng(0)
     for label, channel in (("blue", 2), ("red", 0)):
         folder = tmp_path / "pictures" / "train" / label
@@ -49,7 +49,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "hub")
 
 
-def test_a_data_set_keeps_its_own_splits_and_is_divided_for_the_others(jsonl: str) -> None:
+def test_a_data_set_keeps_its_splits_and_missing_ones_are_cut_from_train(jsonl: str) -> None:
     task = tasks.create_task("text", dataset=jsonl, column="story", seq_len=8)
     letters = {
         split: set(bytes(sample_split(task, split, 50, 0)["inputs"].ravel().tolist())) & set(b"az")
@@ -58,7 +58,7 @@ def test_a_data_set_keeps_its_own_splits_and_is_divided_for_the_others(jsonl: st
     assert letters == {"train": set(b"a"), "validation": set(b"a"), "test": set(b"z")}
 
 
-def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
+def test_a_folder_is_read_in_the_order_of_file_names_without_hidden_files(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     for name, content in (("b.txt", "BBBB"), ("a.txt", "AAAA"), ("sub/c.txt", "CCCC" * 10)):
         (tmp_path / name).write_text(content)
@@ -73,7 +73,7 @@ def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
     assert pairs == {b"AA", b"AB", b"BB", b"BC", b"CC"}
 
 
-def test_windows_begin_at_every_symbol_that_leaves_room_for_one(tmp_path: Path) -> None:
+def test_windows_start_at_every_symbol_with_enough_text_after_it(tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     file.write_bytes(bytes(range(100)))
     task = tasks.create_task("text", path=str(file), seq_len=4, validation=0.2, test=0.2).of_split("train")
@@ -82,7 +82,7 @@ def test_windows_begin_at_every_symbol_that_leaves_room_for_one(tmp_path: Path) 
     assert rows["labels"][:, -1].max() == 59
 
 
-@pytest.mark.parametrize("seq_len", [3, 40])  # more windows than positions of one, and fewer
+@pytest.mark.parametrize("seq_len", [3, 40])  # more windows than positions in a window, and fewer
 def test_chance_of_text_is_the_share_of_the_commonest_label_in_all_windows(seq_len: int, tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     text = b"abca" * 5 + b"d" * 20 + b"abc" * 6 + b"bb"
@@ -93,7 +93,7 @@ def test_chance_of_text_is_the_share_of_the_commonest_label_in_all_windows(seq_l
     assert task.spec.chance == pytest.approx(max(counts.values()) / sum(counts.values()))
 
 
-def test_an_edited_file_is_another_data_set(tmp_path: Path) -> None:
+def test_editing_a_file_changes_the_fingerprint(tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     file.write_text("one" * 100)
     before = tasks.create_task("text", path=str(file), seq_len=4).fingerprint()
@@ -102,7 +102,7 @@ def test_an_edited_file_is_another_data_set(tmp_path: Path) -> None:
     assert before != tasks.create_task("text", path=str(file), seq_len=4).fingerprint()
 
 
-def test_what_is_not_utf8_has_bytes_and_no_characters(tmp_path: Path) -> None:
+def test_a_file_that_is_not_utf8_can_be_read_only_as_bytes(tmp_path: Path) -> None:
     file = tmp_path / "binary"
     file.write_bytes(b"abc\xff" * 50)
     assert tasks.create_task("text", path=str(file), seq_len=4).spec.vocab_size == 256
@@ -110,7 +110,7 @@ def test_what_is_not_utf8_has_bytes_and_no_characters(tmp_path: Path) -> None:
         tasks.create_task("text", path=str(file), seq_len=4, unit="characters")
 
 
-def test_pictures_are_read_row_by_row_in_grey_and_in_colour(pictures: str) -> None:
+def test_images_are_read_row_by_row_in_grey_and_in_colour(pictures: str) -> None:
     grey, rgb = (tasks.create_task("images", dataset=pictures, colour=colour) for colour in ("grey", "rgb"))
     assert (grey.spec.seq_len, grey.spec.vocab_size, rgb.spec.d_input) == (6, 256, 3)
     for split, size in (("train", 24), ("validation", 3), ("test", 3)):
@@ -122,8 +122,8 @@ def test_pictures_are_read_row_by_row_in_grey_and_in_colour(pictures: str) -> No
         assert (rows["labels"][:, :-1] == -100).all()
 
 
-def test_images_are_dealt_out_to_the_splits_in_a_drawn_order() -> None:
-    """A data set sorted by label would have some labels in one split alone."""
+def test_images_are_shuffled_before_they_are_split() -> None:
+    """Otherwise a data set sorted by label would have some labels in only one split."""
     pixels, _ = load_digits(return_X_y=True)
     for split in ("validation", "test"):
         part = tasks.create_task("images").of_split(split)
@@ -150,16 +150,16 @@ def test_a_data_set_that_does_not_fit_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("image", "label", "test", "message"),
     [
-        (np.full((2, 2), 300, dtype=np.uint16), 1, False, "8 bits"),  # 300 would be read as 255
-        (np.zeros((3, 2), dtype=np.uint8), 1, True, "one size"),  # in a split of its own
+        (np.full((2, 2), 300, dtype=np.uint16), 1, False, "8 bits"),  # 300 would become 255
+        (np.zeros((3, 2), dtype=np.uint8), 1, True, "one size"),  # in the test split only
         (None, 1, False, "None"),
         (np.zeros((2, 2), dtype=np.uint8), -1, True, "-1"),
-        (np.zeros((2, 2), dtype=np.uint8), 0.5, False, "0.5"),  # would be read as 0
+        (np.zeros((2, 2), dtype=np.uint8), 0.5, False, "0.5"),  # would become 0
         (np.zeros((2, 2), dtype=np.uint8), None, False, "None"),
         (np.zeros((2, 2), dtype=np.uint8), "cat", False, "cat"),
     ],
 )
-def test_pictures_and_classes_that_cannot_be_read_are_refused(
+def test_invalid_images_and_labels_are_refused(
     image: np.ndarray | None, label: object, test: bool, message: str, tmp_path: Path
 ) -> None:
     odd = {"image": [image if image is None else Image.fromarray(image)] * 10, "label": [label] * 10}
@@ -178,7 +178,7 @@ def test_rows_without_text_are_refused(tmp_path: Path) -> None:
         tasks.create_task("text", dataset=str(tmp_path), seq_len=4)
 
 
-def test_the_parts_of_data_lie_one_behind_the_other() -> None:
+def test_divide_cuts_data_into_consecutive_parts() -> None:
     parts = divide(100, {"validation": 0.1, "test": 0.2})
     assert parts == {"train": slice(0, 70), "validation": slice(70, 80), "test": slice(80, 100)}
     assert divide(3, {"test": 0.01}) == {"train": slice(0, 2), "test": slice(2, 3)}
@@ -208,7 +208,7 @@ def read(task: tasks.Task, split: str) -> list[str]:
     return sorted(found)
 
 
-def test_a_folder_of_lra_is_read_file_by_file(tmp_path: Path) -> None:
+def test_a_folder_of_lra_has_a_file_per_split(tmp_path: Path) -> None:
     for name, line, end in zip(("train", "val", "test"), LINES, ("\n", "\r\n", "\n"), strict=True):
         write(tmp_path / f"basic_{name}.tsv", [line], end)
     task = tasks.create_task("listops", seq_len=12, tsv=str(tmp_path))
@@ -219,7 +219,7 @@ def test_a_folder_of_lra_is_read_file_by_file(tmp_path: Path) -> None:
     assert read(task.at_length(20), "test") == read(task, "test")
 
 
-def test_a_file_is_divided_and_another_file_is_another_key(tmp_path: Path) -> None:
+def test_a_single_file_is_split_and_editing_it_changes_the_cache_key(tmp_path: Path) -> None:
     file = tmp_path / "mine.tsv"
     lines = [f"( ( ( [MIN {i // 10} ) {i % 10} ) ] )\t{min(i // 10, i % 10)}" for i in range(100)]
     write(file, lines)
@@ -233,7 +233,7 @@ def test_a_file_is_divided_and_another_file_is_another_key(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         (["( ( [MAX 3 ) ] )\t"], "line 2 must be an expression of 0 1 .* a digit"),
         (["( ( [MAX 3 ) ] )\t10"], r"line 2 must be an [^\n]*"),
@@ -243,13 +243,13 @@ def test_a_file_is_divided_and_another_file_is_another_key(tmp_path: Path) -> No
         ([LINES[0]] * 3, "the longest expression has 7 tokens, which must be <= seq_len, got seq_len=6"),
     ],
 )
-def test_what_is_no_file_of_expressions_is_refused(tmp_path: Path, lines: list[str], said: str) -> None:
+def test_an_invalid_file_of_expressions_is_refused(tmp_path: Path, lines: list[str], message: str) -> None:
     write(tmp_path / "mine.tsv", lines)
-    with pytest.raises(ValueError, match=rf"^listops: [^\n]*{said}\Z"):
+    with pytest.raises(ValueError, match=rf"^listops: [^\n]*{message}\Z"):
         tasks.create_task("listops", seq_len=6, tsv=str(tmp_path / "mine.tsv"))
 
 
-def test_a_folder_or_a_header_that_is_not_lras_is_refused(tmp_path: Path) -> None:
+def test_a_folder_or_header_unlike_lras_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^listops: \S+ must contain one file \*train\*.tsv, found 0\Z"):
         tasks.create_task("listops", tsv=str(tmp_path))
     (tmp_path / "mine.tsv").write_text("a\tb\n1\t2\n")

@@ -1,4 +1,7 @@
-"""Every registered task, through every property: `cases_*.py` say how to draw a task's options and how to solve it."""
+"""Properties of every registered task: arrays, labels against a slow solver, chance, splits, digests, options.
+
+`cases_*.py` define how to draw each task's options and how to solve it.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def drawn_task(name: str, data: st.DataObject) -> Task:
     return tasks.create_task(name, **data.draw(CASES[name].options))
 
 
-def test_every_registered_task_has_a_case_with_refusals_and_digests_and_no_other_has() -> None:
+def test_exactly_the_registered_tasks_have_cases_with_refusals_and_digests() -> None:
     assert sorted(tasks.list_tasks()) == NAMES == sorted(json.loads(DIGESTS.read_text()))
     assert all(CASES[name].refusals for name in NAMES)
 
@@ -60,7 +63,7 @@ def test_every_registered_task_has_a_case_with_refusals_and_digests_and_no_other
 
 
 def assert_arrays_fit(spec: TaskSpec, arrays: Arrays, n: int) -> None:
-    """Names, shapes, dtypes and ranges are what the spec says."""
+    """Assert that names, shapes, dtypes and ranges of the arrays match the spec."""
     assert list(arrays) == ["inputs", "labels", *spec.facts]
     inputs, labels = arrays["inputs"], arrays["labels"]
     if spec.input == "tokens":
@@ -85,7 +88,7 @@ def assert_arrays_fit(spec: TaskSpec, arrays: Arrays, n: int) -> None:
         assert labels.dtype == np.float32
         labelled = ~np.isnan(labels[:, :, 0])
         assert np.isfinite(labels[labelled]).all()
-        assert np.isnan(labels[~labelled]).all()  # a position has all its channels or none
+        assert np.isnan(labels[~labelled]).all()  # all channels of a position are labelled, or none
     assert labelled.any(axis=1).all()
     if spec.labelled is not None:
         assert (labelled.sum(axis=1) == spec.labelled).all()
@@ -97,7 +100,7 @@ def assert_arrays_fit(spec: TaskSpec, arrays: Arrays, n: int) -> None:
 
 
 @every_task
-def test_the_default_and_the_published_shapes_exist(name: str) -> None:
+def test_the_default_and_the_published_shapes_are_valid(name: str) -> None:
     for options in (CASES[name].base, *CASES[name].published):
         task = tasks.create_task(name, **options).of_split("train")
         assert_arrays_fit(task.spec, task.sample(np.random.default_rng(0), 2), 2)
@@ -133,15 +136,15 @@ def test_the_slow_solver_agrees_with_every_label(name: str, data: st.DataObject)
 
 @pytest.mark.slow  # thousands of examples of each task
 @pytest.mark.parametrize("name", CLASSIFICATION)
-def test_chance_is_what_the_majority_guesser_scores(name: str) -> None:
+def test_chance_is_the_accuracy_of_the_majority_class(name: str) -> None:
     chance = base_task(name).of_split("validation").spec.chance
     assert chance is not None
     n = CASES[name].examples
-    # Chance is that of what is scored: training may label more.
+    # Chance is for the scored labels; training may label more.
     seen, scored = (base_split(name, split, n)["labels"] for split in ("test", "validation"))
     guess = np.bincount(seen[seen != IGNORED]).argmax()
     right, asked = (scored == guess).sum(axis=1), (scored != IGNORED).sum(axis=1)
-    # Labels of one example hang together: the spread is over examples, and at least that of independent labels.
+    # Labels within an example are dependent, so the spread is over examples, and at least the binomial one.
     spread = max(np.sqrt(np.square(right - chance * asked).sum()), np.sqrt(chance * (1 - chance) * asked.sum()))
     assert abs(right.sum() - chance * asked.sum()) <= 5 * spread
 
@@ -150,7 +153,7 @@ def test_chance_is_what_the_majority_guesser_scores(name: str) -> None:
 
 
 @every_task
-def test_splits_share_no_example_and_more_examples_begin_with_the_same_ones(name: str) -> None:
+def test_splits_share_no_example_and_a_larger_split_starts_with_the_smaller_one(name: str) -> None:
     train, few, test = (base_split(name, split, SHARD_ROWS) for split in ("train", "validation", "test"))
     rows = [{row.tobytes() for row in split["inputs"]} for split in (train, few, test)]
     shared = any(a & b for a, b in combinations(rows, 2))
@@ -181,23 +184,21 @@ def test_long_sequences_are_drawn_in_smaller_shards(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(("split", "seed"), [("train", 0), ("validation", 1), ("test", 0)])
 @every_task
-def test_examples_are_those_of_the_committed_digests(
-    name: str, split: str, seed: int, request: pytest.FixtureRequest
-) -> None:
+def test_examples_have_the_committed_digests(name: str, split: str, seed: int, request: pytest.FixtureRequest) -> None:
     found = digest(base_split(name, split, DIGESTED, seed))
     if request.config.getoption("--write-digests"):
         commit_digest(name, split, seed, found)
     assert_same_digest(found, committed_digest(name, split, seed))
 
 
-# Shapes that cannot exist, names that do not
+# Errors
 
 
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [(name, options, words) for name in NAMES for options, words in CASES[name].refusals],
 )
-def test_what_cannot_exist_is_refused_in_one_line(name: str, options: dict[str, Any], words: str) -> None:
+def test_invalid_options_are_one_line_errors(name: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=rf"\A{name}: .*{re.escape(words)}.*\Z") as refusal:
         tasks.create_task(name, **options)
     assert any(str(value) in str(refusal.value) for value in options.values())
@@ -210,7 +211,7 @@ def test_what_cannot_exist_is_refused_in_one_line(name: str, options: dict[str, 
         ("needle", {"distanse": 3}, r"'distanse' \(did you mean 'distance'\?\).*n_noise"),
     ],
 )
-def test_a_misspelt_name_is_guessed_among_the_valid_ones(name: str, options: dict[str, Any], words: str) -> None:
+def test_a_misspelt_name_is_refused_with_the_nearest_valid_one(name: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UnknownNameError, match=words):
         tasks.create_task(name, **options)
 
@@ -240,7 +241,7 @@ def test_a_contradictory_spec_is_refused(fields: dict[str, Any], message: str) -
 @every_task
 @settings(max_examples=8)
 @given(data=st.data(), longer=st.integers(1, 3), further=st.integers(0, 3))
-def test_options_rebuild_the_task_and_another_length_is_had_or_refused(
+def test_options_rebuild_the_task_and_other_lengths_are_valid_or_refused(
     name: str, data: st.DataObject, longer: int, further: int
 ) -> None:
     task = drawn_task(name, data)
@@ -263,14 +264,14 @@ def test_options_rebuild_the_task_and_another_length_is_had_or_refused(
         assert re.match(rf"{name}: [^\n]+\Z", refusal)
         return
     assert other.spec.seq_len == length
-    # A model trained at one length must be able to read and answer the other.
+    # A model trained at one length must fit the other.
     for shape in ("input", "vocab_size", "d_input", "n_outputs", "loss", "facts"):
         assert getattr(other.spec, shape) == getattr(task.spec, shape), shape
     assert_arrays_fit(other.spec, other.of_split("test").sample(np.random.default_rng(0), 2), 2)
 
 
 @every_task
-def test_a_task_has_other_lengths_unless_it_says_why(name: str) -> None:
+def test_a_task_has_other_lengths_unless_its_case_gives_a_reason(name: str) -> None:
     case, task = CASES[name], base_task(name)
     length = case.other_length or 2 * task.spec.seq_len
     if case.fixed_length is None:
@@ -281,15 +282,15 @@ def test_a_task_has_other_lengths_unless_it_says_why(name: str) -> None:
             task.at_length(length)
 
 
-# What a person reads
+# Documentation
 
 
 @every_task
-def test_a_task_says_where_it_comes_from_and_what_is_predicted_and_has_an_example(name: str) -> None:
+def test_a_task_documents_its_source_prediction_options_and_an_example(name: str) -> None:
     cls = tasks.task_class(name)
     assert cls.source
     assert cls.prediction
-    assert ">>> task = " in (cls.__doc__ or "")  # a doctest shows that it is true
+    assert ">>> task = " in (cls.__doc__ or "")  # test_habits.py runs it as a doctest
     assert len(tasks.TASKS.summary(name)) < 80
     assert [option for option, _, meaning in pages.options(cls) if not meaning] == []
     task = pages.worked(cls)

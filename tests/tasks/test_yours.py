@@ -1,4 +1,4 @@
-"""Tasks that users bring: a function, a class, a file or a folder of data; what is refused, and in which words."""
+"""Users' tasks from a function, a class, a file or a folder of data, and one-line errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ import numpy as np
 import tasks
 
 def echo(rng, n, seq_len: int = 6, offset: int | float = 0):
-    """Say the first token at the end.
+    """Repeat the first token at the end.
 
     Args:
         seq_len: positions.
@@ -108,8 +108,8 @@ def file(tmp_path: Path) -> Path:
     return file
 
 
-def in_one_line(said: str) -> str:
-    return rf"\A[^\n]*{re.escape(said)}[^\n]*\Z"
+def in_one_line(words: str) -> str:
+    return rf"\A[^\n]*{re.escape(words)}[^\n]*\Z"
 
 
 def draw(rng: np.random.Generator, n: int = 40, seq_len: int = 5, top: int = 9) -> Arrays:
@@ -140,7 +140,7 @@ def test_a_function_is_a_task_with_its_arguments_as_options(file: Path, rng: np.
     assert (arrays["labels"][:, :-1] == IGNORED).all()
     assert arrays["age"].tolist() == [[-1] * 6 + [6]] * 5
     assert (task.at_length(9).spec.seq_len, task.at_length(9).spec.vocab_size) == (9, 4)
-    assert tasks.create_task(f"{file}:growing").spec.chance == 1 / 5  # the commonest class of one half is rare later
+    assert tasks.create_task(f"{file}:growing").spec.chance == 1 / 5  # classes change from the first rows to the last
 
 
 def test_regression_with_lengths(file: Path, rng: np.random.Generator) -> None:
@@ -155,14 +155,14 @@ def test_regression_with_lengths(file: Path, rng: np.random.Generator) -> None:
     assert next(iter(data.train_dataloader()))["lengths"].shape == (64,)
 
 
-def test_a_class_is_known_by_its_options(file: Path) -> None:
+def test_a_class_is_a_task_with_its_constructor_arguments_as_options(file: Path) -> None:
     task = tasks.create_task(f"{file}:Mine", width=2)
     assert (repr(task), task.name, task.spec.seq_len) == ("Mine(width=2)", "own_tasks.Mine", 2)
-    assert "width" in pages.markdown(f"{file}:Mine")  # a class without a source has a page
+    assert "width" in pages.markdown(f"{file}:Mine")  # a page needs no `Source` in the docstring
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("rare", "rare: inputs: row 2 has the token 5, but vocab_size=3 allows 0 ... 2"),
         ("unseeded", "take every draw from rng"),
@@ -178,8 +178,8 @@ def test_a_class_is_known_by_its_options(file: Path) -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore:.* draws few different inputs:UserWarning")
-def test_what_is_wrong_with_a_function_is_said_in_one_line(name: str, said: str, file: Path) -> None:
-    with pytest.raises(ValueError, match=in_one_line(said)):
+def test_an_invalid_function_is_a_one_line_error(name: str, message: str, file: Path) -> None:
+    with pytest.raises(ValueError, match=in_one_line(message)):
         tasks.create_task(f"{file}:{name}").sample(np.random.default_rng(0), 7)
 
 
@@ -239,7 +239,7 @@ def as_saved(folder: Path, splits: dict[str, Arrays]) -> Path:
 
 @pytest.mark.parametrize("write", [as_npz, as_parquet, as_feather, as_jsonl, as_saved])
 @pytest.mark.parametrize("kind", ["tokens", "vectors"])
-def test_named_splits_come_back_and_the_others_are_cut(
+def test_existing_splits_are_kept_and_missing_ones_are_cut_from_train(
     write: Writer, kind: str, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     train, test = draw(rng, top=99), draw(rng, top=99)
@@ -259,7 +259,7 @@ def test_named_splits_come_back_and_the_others_are_cut(
 
 
 @pytest.mark.parametrize("write", [as_npz, as_jsonl, as_saved])
-def test_undivided_data_is_cut_by_seed_and_equal_inputs_stay_together(
+def test_data_without_splits_is_cut_by_seed_and_equal_inputs_stay_together(
     write: Writer, tmp_path: Path, rng: np.random.Generator
 ) -> None:
     whole = draw(rng, n=400, seq_len=2)
@@ -304,7 +304,7 @@ FLOATS = np.random.default_rng(0).normal(size=(40, 5, 2))
 
 
 @pytest.mark.parametrize(
-    ("splits", "options", "said"),
+    ("splits", "options", "message"),
     [
         ({"": {"x": TOKENS, "y": TOKENS}}, {}, "'inputs', only: x, y"),
         ({"": {"inputs": TOKENS, "y": TOKENS}}, {"labels": "z"}, "'z', only: inputs, y"),
@@ -334,17 +334,17 @@ FLOATS = np.random.default_rng(0).normal(size=(40, 5, 2))
         ({"train": same(TOKENS), "test": same(TOKENS[7:9])}, {}, "row 0 equals row 7 of train"),
     ],
 )
-def test_what_is_wrong_with_data_is_said_in_one_line(
-    splits: dict[str, Arrays], options: dict[str, Any], said: str, tmp_path: Path
+def test_invalid_data_is_a_one_line_error(
+    splits: dict[str, Arrays], options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     path = as_npz(tmp_path, splits)
-    with pytest.raises(ValueError, match=in_one_line(said)) as refused:
+    with pytest.raises(ValueError, match=in_one_line(message)) as refused:
         tasks.create_task(str(path), **options)
     assert str(refused.value).startswith(f"{path}: ")
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ({"inputs": [[], [3]], "labels": [1, 2]}, "row 0 has 0"),
         ({"inputs": [[1, 2], [3]], "labels": [[1], [3, 4]]}, "row 0 has 1 labels and 2 inputs"),
@@ -355,13 +355,13 @@ def test_what_is_wrong_with_data_is_said_in_one_line(
         ({"input_ids": [[1, 2], [3]], "label": [1, 2]}, "'inputs', only: input_ids, label; set --task.inputs"),
     ],
 )
-def test_what_is_wrong_with_tables_is_said_in_one_line(columns: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_an_invalid_table_is_a_one_line_error(columns: dict[str, Any], message: str, tmp_path: Path) -> None:
     pq.write_table(pa.table(columns), tmp_path / "data.parquet")
-    with pytest.raises(ValueError, match=in_one_line(said)):
+    with pytest.raises(ValueError, match=in_one_line(message)):
         tasks.create_task(str(tmp_path / "data.parquet"))
 
 
-def test_an_npz_that_claims_more_than_it_has_is_refused(tmp_path: Path) -> None:
+def test_an_npz_with_too_large_a_shape_is_refused(tmp_path: Path) -> None:
     header = b"{'descr': '<i8', 'fortran_order': False, 'shape': (2000000000, 1000), }".ljust(117) + b"\n"
     with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
         archive.writestr("inputs.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(80))
@@ -370,7 +370,7 @@ def test_an_npz_that_claims_more_than_it_has_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("absent.npz", "put absent.npz there or into"),
         ("text.txt", "not a data file; give .npz"),
@@ -382,19 +382,19 @@ def test_an_npz_that_claims_more_than_it_has_is_refused(tmp_path: Path) -> None:
         ("", "cannot be read"),  # an empty folder
     ],
 )
-def test_files_that_hold_no_data_are_refused(name: str, said: str, tmp_path: Path) -> None:
+def test_files_without_data_are_refused(name: str, message: str, tmp_path: Path) -> None:
     if name and not name.startswith("absent"):
         (tmp_path / name).write_text("" if name.startswith("empty") else "words")
-    with pytest.raises(ValueError, match=in_one_line(said)):
+    with pytest.raises(ValueError, match=in_one_line(message)):
         tasks.create_task(str(tmp_path / name))
 
 
-def test_shared_inputs_are_taken_where_that_is_said(tmp_path: Path) -> None:
+def test_allow_shared_accepts_the_same_inputs_in_two_splits(tmp_path: Path) -> None:
     task = tasks.create_task(str(as_npz(tmp_path, {"train": same(TOKENS), "test": same(TOKENS)})), allow_shared=True)
     assert task.of_split("test").spec.labelled == 5
 
 
-def test_the_fingerprint_is_of_the_content(tmp_path: Path, file: Path) -> None:
+def test_the_fingerprint_depends_on_content_not_on_the_path(tmp_path: Path, file: Path) -> None:
     path = as_npz(tmp_path, changed())
     before = tasks.create_task(str(path)).fingerprint()
     shutil.copy(path, tmp_path / "copy.npz")
@@ -405,13 +405,13 @@ def test_the_fingerprint_is_of_the_content(tmp_path: Path, file: Path) -> None:
     assert one != other
 
 
-def test_the_command_line_shows_and_exports_them(
+def test_the_commands_show_export_and_stats_accept_users_tasks(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["show", "own_tasks.py:echo", "--seq_len", "8", "--offset", "1"]) == 0
     shown = capsys.readouterr().out
-    assert "Say the first token at the end." in shown
+    assert "Repeat the first token at the end." in shown
     assert "seq_len = 6: positions." in shown
     assert main(["export", "own_tasks.py:echo", "--n", "30"]) == 0
     assert main(["stats", "own_tasks.echo-train-30-seed0.parquet"]) == 0
@@ -422,7 +422,7 @@ def test_the_command_line_shows_and_exports_them(
         tasks.create_task("absent.py:echo")
 
 
-def test_entry_points_name_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entry_points_add_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, "other", **{"zoo.tasks": {"echoes": "tasks.generators.tracking.parity:Parity"}})
     monkeypatch.syspath_prepend(str(tmp_path))
     for name, value in {"_own": {}, "_objects": {}, "_looked": False}.items():

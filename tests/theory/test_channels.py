@@ -1,4 +1,4 @@
-"""Weights of channels against the whole operator, and what is made of them against the slow road."""
+"""Channelwise weights against the whole operator; spectra and truncation by them against the exact method."""
 
 from __future__ import annotations
 
@@ -45,31 +45,31 @@ def test_the_rank_of_a_layer_with_a_silent_head_is_not_a_lower_bound(generator: 
 
 
 @pytest.mark.parametrize("name", ["lstm", "rwkv7", "identity"])
-def test_a_layer_of_another_form_has_no_such_reading(name: str, generator: torch.Generator) -> None:
+def test_a_layer_without_channelwise_weights_gives_none(name: str, generator: torch.Generator) -> None:
     layer = randomise(create_mixer(name, 8), generator).double()
     with channelwise(layer, draw(1, 5, 8, generator=generator)) as found:
         assert found is None
 
 
 @pytest.mark.parametrize("name", ["attention", slow("ssd")])
-def test_a_wide_layer_is_cut_as_on_the_slow_road(
+def test_a_wide_layer_is_truncated_as_by_the_exact_method(
     name: str, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer, (x, other) = randomise(create_mixer(name, 8), generator).double(), draw(2, 2, 7, 8, generator=generator)
-    slow = span_basis(layer, x, 3)
-    expected = truncate(layer, slow)(other)
+    exact = span_basis(layer, x, 3)
+    expected = truncate(layer, exact)(other)
     monkeypatch.setattr(truncation, "EXACT_SIZE", 0)
-    fast = span_basis(layer, x, 3)
-    assert_close(fast.spectrum, slow.spectrum)
-    assert fast.norm == pytest.approx(slow.norm)
-    assert_close(truncate(layer, fast)(other), expected)
+    found = span_basis(layer, x, 3)
+    assert_close(found.spectrum, exact.spectrum)
+    assert found.norm == pytest.approx(exact.norm)
+    assert_close(truncate(layer, found)(other), expected)
 
 
 @pytest.mark.slow
 def test_a_sample_of_positions_estimates_the_spectrum(
     generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 48 source positions 24 show every direction, and the leading values to a fifth."""
+    """24 of 48 source positions find every direction, and the leading singular values within 20 %."""
     layer, x = randomise(create_mixer("ssd", 8), generator).double(), draw(1, 48, 8, generator=generator)
     every = span_spectrum(layer, x[0])
     monkeypatch.setattr(channels, "PASSES", 24)

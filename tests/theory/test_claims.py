@@ -1,4 +1,4 @@
-"""Every claim is measured at a small size, and shown to fail when what it predicts, or measures, is made wrong."""
+"""Every claim holds at a small size, and fails when its prediction or its measurement is made wrong."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ from zoo.theory.teacher import balanced_teacher
 
 SMALL = Settings(n_seeds=5, seq_len=256, ranks=(2,), starts=1)
 SHORT = {"gradient_attention", "gradient_closed_gates", "slogan_ssm_attenuates"}
-"""Claims that 128 positions show as well."""
+"""Claims for which 128 positions are enough."""
 
 
 @functools.cache
 def measured(name: str) -> Verdict:
-    """The verdict of a claim, measured once."""
+    """The verdict of a claim, cached."""
     (verdict,) = run_claims(name, dataclasses.replace(SMALL, seq_len=128) if name in SHORT else SMALL)
     return verdict
 
 
 NOT_DRAWN = {"rank_of_mixers", "softmax_floor", "differential_floor", "softmax_heads", "reflection_counts"}
 NOT_DRAWN |= {"reflections_rotate", "recall_by_weights", "nearest_neighbour"}
-"""Claims with checks of one draw, or of a construction: all checks of the others are of several draws."""
+"""Claims with exact checks, of one draw or a construction; the others have only checks over several draws."""
 QUICK_TO_MEASURE = {"gradient_lti", "heads_for_an_error", "key_removal", "one_head_gap", "outputs_need_fewer"}
 QUICK_TO_MEASURE |= {"recall_by_weights", "slogan_rank_is_power"}
 CLAIM_BY_CLAIM = [slow(name, unless=name in QUICK_TO_MEASURE) for name in list_claims()]
@@ -113,12 +113,12 @@ _SPOILT: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
         lambda _: lambda d, dt_min, dt_max: DiagonalSSM(d, dt_min=dt_min / 3, dt_max=dt_max),
     ),
 }
-"""For each claim, or a part of it after a colon: the thing that is made wrong, in which module, and how."""
+"""{claim, or claim: part: (module, attribute that is made wrong, its replacement)}."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [*list_claims(), *(part for part in _SPOILT if ":" in part)])
-def test_a_claim_made_wrong_is_found_out(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spoilt_claim_fails(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, attribute, spoil = _SPOILT[part]
     monkeypatch.setattr(module, attribute, spoil(getattr(module, attribute)))
     (verdict,) = run_claims([part.partition(":")[0]], SMALL)
@@ -126,7 +126,7 @@ def test_a_claim_made_wrong_is_found_out(part: str, monkeypatch: pytest.MonkeyPa
     assert not verdict.as_expected
 
 
-def test_what_is_redrawn_is_a_check_of_samples_by_seed() -> None:
+def test_redrawn_turns_a_check_into_one_over_several_seeds() -> None:
     def seeds(settings: Settings) -> Findings:
         yield at_most("seed", settings.seed, 2003)
         yield Panel(f"seed {settings.seed}", "x", "y", ())
@@ -136,7 +136,7 @@ def test_what_is_redrawn_is_a_check_of_samples_by_seed() -> None:
     assert [panel.title for panel in panels if isinstance(panel, Panel)] == ["seed 2000"]
     assert isinstance(seed, Check)
     assert (seed.value, seed.interval, seed.seeds) == (2002, (2000, 2004), tuple(range(5)))
-    assert seed.verdict == "undecided"  # one draw of five is above
+    assert seed.verdict == "undecided"  # one draw of five exceeds the bound
     assert other == within("another", dict.fromkeys(range(5), 1), 1, 1)
     assert redrawn(seeds).__name__ == "seeds"
 
@@ -176,7 +176,7 @@ def test_settings_are_checked(options: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_two_figures() -> None:
+def test_the_figures_of_claims() -> None:
     (axes,) = page.staircase_figure(settings=dataclasses.replace(SMALL, steps=5)).axes
     assert axes.get_yscale() == "log"
     bound, _ = axes.lines
@@ -187,7 +187,7 @@ def test_the_two_figures() -> None:
 
 
 @pytest.mark.usefixtures("unpainted")
-def test_the_report_is_complete_or_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_report_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     verdicts = [measured("gradient_lti"), measured("slogan_rank_is_power")]
     files = page.write_report(verdicts, tmp_path / "deep" / "folder")
     plots = [f"{verdict.claim.name}.png" for verdict in verdicts if verdict.evidence.panels]

@@ -1,4 +1,4 @@
-"""Conversions against convolutions written out, and against closed forms."""
+"""Conversions of convolutions into heads, softmax heads and ALiBi, against plain loops and closed forms."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def turning(radius: float, angle: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def convolved(lags: Tensor, x: Tensor) -> np.ndarray:
-    """y_i = sum_tau G_tau x_{i - tau}, by two loops."""
+    """y_i = sum_tau G_tau x_{i - tau}, by a double loop."""
     g, u = lags.double().numpy(), x.double().numpy()
     y = np.zeros((*u.shape[:2], g.shape[1]))
     for i in range(u.shape[1]):
@@ -44,7 +44,7 @@ def convolved(lags: Tensor, x: Tensor) -> np.ndarray:
 
 
 def miss(mixer: torch.nn.Module, lags: Tensor, rng: np.random.Generator, seq_len: int | None = None) -> float:
-    """Relative error of the mixer's output on drawn sequences."""
+    """Relative error of the mixer's output on random sequences."""
     x = torch.from_numpy(rng.normal(size=(2, seq_len or len(lags), lags.shape[2]))).to(lags)
     wanted = convolved(lags, x)
     with torch.no_grad():
@@ -61,7 +61,7 @@ def test_to_heads_is_exact_at_k(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("variances", [(1.0, 4.0, 0.25, 9.0), (1.0, 4.0, 0.0, 9.0)], ids=["full", "flat"])
 def test_heads_for_a_covariance_attain_its_bound(variances: tuple[float, ...], rng: np.random.Generator) -> None:
-    """The expected error of two heads, written out, is that of the bound; with the map's own k heads it is zero."""
+    """The expected error of n heads equals the bound, which is zero for n = k."""
     lags = mixed(rng, 0.9**T, (-0.5) ** T, *turning(0.8, 1.0), d_out=3)
     turned = np.linalg.qr(rng.normal(size=(D, D)))[0]
     covariance = torch.from_numpy(turned * np.array(variances) @ turned.T)
@@ -78,7 +78,7 @@ def test_heads_for_a_covariance_attain_its_bound(variances: tuple[float, ...], r
 
 def test_fitted_heads_are_exact_at_k_and_no_worse_below(rng: np.random.Generator) -> None:
     lags = mixed(rng, 0.9**T, (-0.5) ** T, d_out=3)
-    x = torch.from_numpy(rng.normal(size=(20, N, D)).cumsum(1))  # positions tell of one another
+    x = torch.from_numpy(rng.normal(size=(20, N, D)).cumsum(1))  # correlated positions
     y = torch.from_numpy(convolved(lags, x))
 
     def error(heads: torch.nn.Module) -> float:
@@ -124,14 +124,14 @@ def test_to_softmax_heads_is_exact_with_k_or_one_more(name: str, rng: np.random.
     assert miss(mixer, lags, rng, seq_len=5) < 1e-12
 
 
-def test_a_positive_combination_exists_just_when_the_rows_leave_a_half_space_free(rng: np.random.Generator) -> None:
+def test_a_positive_combination_exists_exactly_if_the_rows_lie_in_a_half_space(rng: np.random.Generator) -> None:
     rows = torch.from_numpy(rng.normal(size=(40, 3)))
     rows[:, 0] = rows[:, 0].abs() + 0.1
     rows = rows / rows.norm(dim=1, keepdim=True)
     c = positive_combination(rows, 1e-3)
     assert c is not None
     assert (rows @ c).min().item() == pytest.approx(1, abs=1e-9)
-    # 1 / |c| is the widest margin that any direction has: the nearest of a fine search comes below and close.
+    # 1 / |c| is the largest margin of any direction: random directions come close and never exceed it.
     tried = torch.from_numpy(rng.normal(size=(200_000, 3)))
     widest = (rows @ (tried / tried.norm(dim=1, keepdim=True)).T).amin(0).max()
     assert 0.95 / c.norm() < widest <= 1 / c.norm() + 1e-12
@@ -161,12 +161,12 @@ def test_ema_as_alibi_takes_a_whole_system(rng: np.random.Generator) -> None:
 
 
 def test_softmax_floor_solves_its_least_squares_problem(rng: np.random.Generator) -> None:
-    """Against the constrained problem itself: all W_ij and S unknown, rows of W summing to S."""
+    """Against the constrained least-squares problem in all W_ij and S, where each row of W sums to S."""
     n = 6
     lags = mixed(rng, 0.9**T, *turning(0.7, 0.8), d_out=2, d_in=3)[:n].numpy()
     index = [(i, j) for i in range(n) for j in range(i + 1)]
     wanted = np.array([lags[i - j].ravel() for i, j in index])
-    # Free unknowns: S, and all entries of a row but its first, which is what S leaves.
+    # Free unknowns: S, and all entries of a row except the first, which the sum determines.
     columns = 1 + sum(1 for _, j in index if j > 0)
     design, at = np.zeros((len(index), columns)), 1
     for i in range(n):
@@ -178,7 +178,7 @@ def test_softmax_floor_solves_its_least_squares_problem(rng: np.random.Generator
             at += 1
     residual = wanted - design @ np.linalg.lstsq(design, wanted, rcond=None)[0]
     assert softmax_floor(torch.from_numpy(lags)) == pytest.approx((residual**2).sum() / (wanted**2).sum(), rel=1e-9)
-    assert softmax_floor(mixed(rng, np.eye(N)[0])) == pytest.approx(0, abs=1e-28)  # without memory
+    assert softmax_floor(mixed(rng, np.eye(N)[0])) == pytest.approx(0, abs=1e-28)  # a map without memory
 
 
 @pytest.mark.parametrize("convert", [to_heads, to_softmax_heads])
@@ -194,13 +194,13 @@ def test_conversions_keep_dtype_and_draw_nothing(
     assert miss(mixer, lags, rng) < 1e-5
 
 
-def test_a_map_of_zero_converts() -> None:
+def test_the_zero_map_converts() -> None:
     zero = torch.zeros(N, 2, 2, dtype=torch.float64)
     x = torch.ones(1, N, 2, dtype=torch.float64)
     assert head_count(zero) == 0
     for mixer in (to_heads(zero), to_softmax_heads(zero)):
         assert mixer(x).abs().max() == 0
-        assert mixer.n_heads == 1  # k = 0, and an attention layer has at least one
+        assert mixer.n_heads == 1  # k = 0, but a layer has at least one head
 
 
 @pytest.mark.parametrize("law", [0.9**T, (-0.8) ** T])
@@ -235,6 +235,6 @@ def test_conversions_take_any_scale(law: np.ndarray, rng: np.random.Generator) -
         (lambda o: ema_as_alibi(0.5 * o(2), o(2, 3), math.inf * o(3, 2)), "B and C must be real and finite"),
     ],
 )
-def test_bad_input_is_one_line(call: Callable[[Any], Any], message: str) -> None:
+def test_bad_input_is_a_one_line_error(call: Callable[[Any], Any], message: str) -> None:
     with refused(message):
         call(lambda *shape: torch.ones(shape, dtype=torch.float64))

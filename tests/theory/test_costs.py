@@ -1,4 +1,4 @@
-"""Counted memory against formulas, the fit against known powers, input dependence against whole operators."""
+"""`complexity`: memory against formulas, exponents against known powers. `input_dependence` against whole operators."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Constant(nn.Module):
 
 
 class Square(nn.Module):
-    """Saves its input for the backward pass, twice, and a parameter."""
+    """Saves x, x * x and a parameter for the backward pass."""
 
     d_model = 4
 
@@ -42,7 +42,7 @@ class Square(nn.Module):
 
 
 def test_memory_counts_each_storage_once() -> None:
-    """x once, x * x once, the parameter not."""
+    """x and x * x count once each, the parameter not at all."""
     found = complexity(Square(), LENGTHS, batch_size=3, repeats=1)
     assert found.bytes == tuple(2 * 3 * length * 4 * 4 for length in LENGTHS)
     assert found.memory_exponent == pytest.approx(1)
@@ -53,19 +53,19 @@ def test_memory_counts_each_storage_once() -> None:
 
 def test_memory_of_mixers_and_blocks() -> None:
     for layer, exponent in (
-        (create_mixer("attention", 8, n_heads=2), 1),  # the fused kernel keeps no weights
-        (create_mixer("attention", 8, position="alibi"), 2),  # a bias makes torch keep the matrix of logits
+        (create_mixer("attention", 8, n_heads=2), 1),  # the fused kernel does not keep the attention matrix
+        (create_mixer("attention", 8, position="alibi"), 2),  # with a bias torch keeps it
         (create_mixer("lstm", 8), 1),
         (Backbone({"name": "linear_attention"}, d_model=8, n_layers=1, vocab_size=5, n_outputs=3), 1),
     ):
         found = complexity(layer, (128, 256), repeats=1)
         assert found.memory_exponent == pytest.approx(exponent, abs=0.1)
-        if isinstance(layer, SequenceMixer):  # the state is counted
+        if isinstance(layer, SequenceMixer):  # the memory includes the state
             assert all(held >= (layer.state_bytes(n) or 0) for n, held in zip((128, 256), found.bytes, strict=True))
 
 
 def test_times_are_medians_of_interleaved_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock of our own: length^1.5 seconds, except one disturbed round."""
+    """The clock is simulated: length^1.5 seconds, with one disturbed round."""
     visited: list[int] = []
 
     def clock(layer: nn.Module, x: Tensor) -> float:
@@ -79,7 +79,7 @@ def test_times_are_medians_of_interleaved_runs(monkeypatch: pytest.MonkeyPatch) 
     assert found.time_exponent == pytest.approx(1.5)
 
 
-def test_a_backward_pass_is_timed_and_nothing_is_left_behind() -> None:
+def test_timing_includes_the_backward_pass_and_leaves_no_gradients() -> None:
     layer = Square()
     passes: list[torch.Size] = []
     layer.weight.register_hook(lambda grad: passes.append(grad.shape))
@@ -111,7 +111,7 @@ def test_input_dependence_from_whole_operators(
 
 
 class Shifted(nn.Module):
-    """A gate that depends on the input, and a large constant."""
+    """A small input-dependent gate plus a large constant."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 0.01 * coefficient(torch.sigmoid(x)) * x.cumsum(1) + 1e4
@@ -134,6 +134,6 @@ def test_a_large_offset_does_not_move_the_operator_in_float32(generator: torch.G
         (lambda: input_dependence(nn.Threshold(9.0, 0.0), torch.ones(2, 3, 2)), "zero at one"),
     ],
 )
-def test_bad_input(call: Any, message: str) -> None:
+def test_bad_input_is_refused(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()

@@ -1,4 +1,4 @@
-"""Gradient profiles against Jacobians and closed forms; the statistic against data whose rate is known."""
+"""Gradient profiles against Jacobians and closed forms; decay rates against data with a known rate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WIDTH, SEQ = 8, 96
 
 
 def lti(rho: float, poles: int = 8) -> SequenceMixer:
-    """Real poles, the slowest rho; no skip."""
+    """A diagonal SSM with real poles, the slowest of which is rho, and no skip connection."""
     layer = create_mixer("diagonal_ssm", WIDTH, d_state=poles, init="real_log").double()
     spread = torch.linspace(1, 0.2, poles, dtype=torch.float64) * rho
     with torch.no_grad():
@@ -40,7 +40,7 @@ def lti(rho: float, poles: int = 8) -> SequenceMixer:
 
 
 def jacobian_norms(layer: nn.Module, x: Tensor) -> np.ndarray:
-    """J(tau) from the whole Jacobian."""
+    """J(tau), the norms of the blocks of the whole Jacobian."""
     full = torch.autograd.functional.jacobian(lambda v: layer(v[None])[0, -1], x)  # (d_out, seq, d_in)
     return full.square().sum((0, 2)).sqrt().flip(0).numpy()
 
@@ -69,7 +69,7 @@ def test_profile_is_the_jacobian(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert_close(plain.values, still.values)
 
 
-def test_a_sketch_of_a_profile_is_near_it_and_parts_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sketch_approximates_the_profile_and_block_size_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = lti(0.9)
     exact = gradient_profile(layer, seeds=2, seq_len=SEQ).values
     assert not torch.equal(near := gradient_profile(layer, seeds=2, seq_len=SEQ, sketch=2).values, exact)
@@ -78,7 +78,7 @@ def test_a_sketch_of_a_profile_is_near_it_and_parts_are_put_together(monkeypatch
     assert_close(gradient_profile(layer, seeds=2, seq_len=SEQ).values, exact)
 
 
-def test_a_layer_for_each_seed_and_the_global_generator() -> None:
+def test_a_layer_is_built_per_seed_without_using_the_global_generator() -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
     found = gradient_profile(lambda _: create_mixer("lstm", WIDTH), seeds=[3, 3, 4], seq_len=8)
@@ -106,7 +106,7 @@ HIGHWAYS = [
 
 @pytest.mark.parametrize(("name", "options"), HIGHWAYS)
 def test_highways_are_flat(name: str, options: dict[str, Any]) -> None:
-    """On the constructed input the rate's interval lies within 0.1/n of zero, and J is not small."""
+    """On the constructed input the rate's interval lies within 0.1/n of zero, and J does not vanish."""
     distances = range(15, SEQ, 20)
     profile = highway_profile(lambda _: create_mixer(name, 16, **options).double(), distances, seeds=5, seq_len=SEQ)
     assert profile is not None
@@ -116,14 +116,14 @@ def test_highways_are_flat(name: str, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["attention", "selective_ssm"])
-def test_the_generator_draws_a_highway_seed_zero_by_default(name: str) -> None:
+def test_a_highway_input_is_drawn_by_its_generator_with_seed_zero_by_default(name: str) -> None:
     mixer = create_mixer(name, WIDTH)
     drawn = [mixer.highway_input(16, 4, torch.Generator().manual_seed(seed)) for seed in (0, 1)]
     assert torch.equal(drawn[0], mixer.highway_input(16, 4))
     assert not torch.equal(*drawn)
 
 
-def test_no_highway_is_known() -> None:
+def test_mixers_without_a_highway_give_none() -> None:
     assert highway_profile(create_mixer("lstm", WIDTH), seq_len=16) is None
     assert not isinstance(create_mixer("lstm", WIDTH), OffersHighway)
     assert create_mixer("attention", WIDTH, d_conv=3).highway_input(16, 4) is None
@@ -135,14 +135,14 @@ def test_no_highway_is_known() -> None:
     assert stuck.highway_input(16, 4) is None
     flat = create_mixer("attention", WIDTH)
     with torch.no_grad():
-        flat.qkv_proj.weight[: 2 * WIDTH] = 0  # queries and keys see nothing
+        flat.qkv_proj.weight[: 2 * WIDTH] = 0  # queries and keys are zero
     assert flat.highway_input(16, 4) is None
 
 
 def synthetic(
     rate: float, rng: np.random.Generator, seeds: int = 12, noise: float = 0.3, n: int = 200
 ) -> GradientProfile:
-    """log J = rate tau, with noise that each seed keeps at all distances (in its slope too)."""
+    """log J = rate * tau, with a random offset and slope per seed."""
     tau = np.arange(n)
     own = rng.normal(size=(seeds, 1)) + noise / n * rng.normal(size=(seeds, 1)) * tau
     return GradientProfile(torch.from_numpy(np.exp(rate * tau + own)), torch.arange(n), n)
@@ -150,7 +150,7 @@ def synthetic(
 
 def test_rate_is_the_slope_of_the_median(rng: np.random.Generator) -> None:
     profile = synthetic(-0.02, rng)
-    curved = (profile.distances.double() / 100).square().exp()  # so that the window matters
+    curved = (profile.distances.double() / 100).square().exp()  # makes the fit depend on its window
     profile = profile._replace(values=profile.values * curved)
     found = decay_rate(profile)
     median = np.log(np.median(profile.values.numpy(), axis=0))
@@ -160,8 +160,8 @@ def test_rate_is_the_slope_of_the_median(rng: np.random.Generator) -> None:
         assert r2 == pytest.approx(np.corrcoef(axis, median[50:])[0, 1] ** 2, rel=1e-9)
 
 
-def test_the_interval_is_of_the_slopes_of_resampled_seeds(rng: np.random.Generator) -> None:
-    """Its ends are the 2.5th and the 97.5th percentile, of seeds taken or left as a whole."""
+def test_the_interval_is_a_bootstrap_over_seeds(rng: np.random.Generator) -> None:
+    """Its ends are the 2.5th and 97.5th percentiles of slopes for resampled seeds."""
     profile = synthetic(-0.02, rng)
     found = decay_rate(profile, torch.Generator().manual_seed(7), n_resamples=400)
     picks = torch.randint(12, (400, 12), generator=torch.Generator().manual_seed(7)).numpy()
@@ -190,7 +190,7 @@ def test_exactly_flat_profiles_have_no_half_distance() -> None:
     assert found.r2_exponential == 1.0
 
 
-def test_power_laws_are_told_from_exponentials() -> None:
+def test_power_laws_are_distinguished_from_exponentials() -> None:
     tau = torch.arange(256, dtype=torch.float64)
     power = GradientProfile((1 / (1 + tau)).expand(5, -1), tau.long(), 256)
     found = decay_rate(power)
@@ -199,8 +199,8 @@ def test_power_laws_are_told_from_exponentials() -> None:
     assert found.half_distance is None  # a power law has none
 
 
-def test_the_floor_is_left_out() -> None:
-    """In float32 a gradient at 1e-9, or at a few roundoffs of the largest, is no gradient; in float64 it is one."""
+def test_a_floor_of_roundoff_is_excluded_from_the_fit() -> None:
+    """In float32, values near 1e-9 or a few roundoffs of the largest are excluded; in float64 they count."""
     tau = torch.arange(400, dtype=torch.float64)
     clean, eps = (-0.1 * tau).exp(), torch.finfo(torch.float32).eps
     for values in (clean + 1e-9, torch.where(clean > 16 * eps, clean, 4 * eps)):
@@ -209,7 +209,7 @@ def test_the_floor_is_left_out() -> None:
         assert decay_rate(floored._replace(values=floored.values.double())).rate > -0.05
 
 
-def test_draws_of_two_seeds_have_none_in_common() -> None:
+def test_different_seeds_draw_disjoint_seeds() -> None:
     drawn = [set(draw_seeds(seed, 1000)) for seed in (0, 1, 2)]
     assert sum(map(len, drawn)) == len(set().union(*drawn)) == 3000
 
@@ -224,7 +224,7 @@ class Constant(nn.Module):
 
 
 class Centred(Constant):
-    """Centred over the batch, in which copies of one input are stacked: what comes back is not its Jacobian."""
+    """Centred over the batch, which holds copies of one input; gradients through it are not the layer's Jacobian."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x - x.mean(0)
@@ -256,14 +256,14 @@ RAMP = GradientProfile(torch.rand(5, 40, generator=torch.Generator().manual_seed
         (lambda: decay_rate(RAMP._replace(values=RAMP.values[:, :2], distances=torch.tensor([20, 30]))), "at least 3"),
     ],
 )
-def test_bad_input(call: Any, message: str, unchecked_shapes: None) -> None:
+def test_bad_input_is_refused(call: Any, message: str, unchecked_shapes: None) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["attention", "selective_ssm"])
-def test_on_a_gpu(name: str) -> None:
+def test_profiles_on_a_gpu_equal_the_cpus(name: str) -> None:
     layer = create_mixer(name, 16).double()
     plain = gradient_profile(layer, seeds=2, seq_len=32)
     highway = highway_profile(layer, [5, 20], seeds=2, seq_len=32)

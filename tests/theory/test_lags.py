@@ -1,4 +1,4 @@
-"""Lag operators and head counts, against closed forms, random factorizations and published values."""
+"""Lag operators and head counts, against closed forms, optimised factorizations and published values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_conjugate_poles_give_a_real_oscillation() -> None:
 
 
 def test_the_teacher_is_its_definition() -> None:
-    """Undoing the decay and the Fourier modes leaves the orthonormal residues."""
+    """Dividing out the decay and projecting on the Fourier modes gives orthonormal residues."""
     n, k = 16, 6
     tau = torch.arange(n, dtype=torch.float64)
     modes = [torch.ones_like(tau)]
@@ -63,7 +63,7 @@ def test_the_bound_is_the_published_one(k: int, published: list[float]) -> None:
 
 
 def mean_squared_error(lags: Tensor, covariance: Tensor) -> Tensor:
-    """E sum_i ||y_i||^2 by writing out every pair of positions (i, j)."""
+    """E sum_i ||y_i||^2, as a sum over all pairs of positions (i, j)."""
     total = torch.zeros((), dtype=torch.float64)
     for i in range(len(lags)):
         for j in range(i + 1):
@@ -158,13 +158,13 @@ def test_head_count_takes_a_tolerance() -> None:
         (lambda _: balanced_teacher(1, 2, 32, rho=1.1), r"rho must lie in \(0, 1\], got 1.1"),
     ],
 )
-def test_bad_input_is_one_line(call: Any, message: str) -> None:
+def test_bad_input_is_a_one_line_error(call: Any, message: str) -> None:
     with refused(message):
         call(torch.ones)
 
 
 def test_public_names_resolve() -> None:
-    for name in 2 * list(zoo.theory.__all__):  # a module called like its function would be there the second time
+    for name in 2 * list(zoo.theory.__all__):  # a submodule with the name of its function would replace it after import
         assert callable(getattr(zoo.theory, name))
         assert name in dir(zoo.theory)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):

@@ -1,4 +1,4 @@
-"""The comparison table: rows hold what their parts give, files and pictures hold the rows."""
+"""The comparison table of mixers: its measurements, its names of layers, its files and figures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def rows() -> list[Measurement]:
     return found
 
 
-def test_a_row_holds_what_its_parts_give(rows: list[Measurement]) -> None:
+def test_rows_have_the_known_values_of_their_mixers(rows: list[Measurement]) -> None:
     attention, factorized, lstm = rows
     assert [row.name for row in rows] == ["attention", "factorized", "lstm"]
     assert (attention.read.rank, attention.predicted_rank, attention.as_predicted) == (2, 2, True)
@@ -64,7 +64,7 @@ def test_a_row_holds_what_its_parts_give(rows: list[Measurement]) -> None:
     assert lstm.noise.decay.rate < -0.1
 
 
-def test_rows_depend_on_the_seed_alone_and_gradients_can_be_had_without_the_rest(rows: list[Measurement]) -> None:
+def test_rows_depend_only_on_the_seed_and_measure_gradients_gives_the_same(rows: list[Measurement]) -> None:
     torch.manual_seed(99)
     noise, highway = measure_gradients(["attention"], SMALL)["attention"]
     assert rows[0].highway is not None
@@ -83,14 +83,14 @@ def backbone(**options: Any) -> Backbone:
 
 
 @pytest.mark.parametrize("norm", ["input", "output"])
-def test_layers_of_a_model_are_read_at_their_inputs(norm: str, generator: torch.Generator) -> None:
+def test_layers_of_a_model_are_measured_at_their_inputs(norm: str, generator: torch.Generator) -> None:
     model = backbone(vocab_size=7, blocks=[{"d_channel": 8, "norm": norm}] * 2)
     tokens = random_inputs(model, 2, 12, generator)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     rows = measure_backbone(model, SMALL, tokens)
     assert [(row.name, row.read.rank) for row in rows] == [("layer 0: attention", 2), ("layer 1: attention", 2)]
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
-    # By hand: the second mixer sees the stream after the first block, normed if a block norms its input.
+    # The second mixer's input is the residual stream after the first block, normed if blocks norm their inputs.
     first, second = model.layers.chain()
     x = first(model.embed(tokens))
     x = second.mixer_norm(x) if norm == "input" else x
@@ -105,7 +105,7 @@ def test_a_layer_has_the_name_of_its_mixer(name: str, generator: torch.Generator
     assert names == [f"layer {at}: {member}" for at, member in enumerate(members)]
 
 
-def test_a_model_of_vectors_and_a_bare_one() -> None:
+def test_a_model_with_vector_inputs_and_a_bare_one_are_measured() -> None:
     assert len(measure_backbone(backbone(d_input=5), SMALL)) == 2
     bare = backbone(d_input=4, backbone="bare")
     (first, _) = layer_inputs(bare, torch.ones(1, 3, 4))
@@ -137,7 +137,7 @@ def test_sizes_are_cut_to_the_longest_sequence_that_a_model_takes(mixer: dict[st
 
 
 def test_norms_of_the_operator_are_those_of_its_blocks(generator: torch.Generator) -> None:
-    for d_model, factor in ((8, 1 + 1e-9), (24, 2)):  # exact, and estimated from random directions
+    for d_model, factor in ((8, 1 + 1e-9), (24, 2)):  # exact for width 8, estimated from random directions for 24
         layer = create_mixer("attention", d_model, n_heads=2).double()
         x = torch.randn(1, 10, d_model, generator=generator, dtype=torch.float64)
         found, exact = operator_norms(layer, x), torch.linalg.matrix_norm(interaction(layer, x).operator[0])
@@ -156,12 +156,12 @@ def test_a_profile_at_given_inputs_is_the_profile_there(generator: torch.Generat
 @pytest.mark.parametrize(
     ("name", "value"), [("d_model", 0), ("n_seeds", 4), ("gradient_len", 8), ("lengths", (8, 8, 16)), ("seed", 2**64)]
 )
-def test_sizes_that_measure_nothing_are_refused(name: str, value: Any) -> None:
+def test_invalid_sizes_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):
         Sizes(**{name: value})
 
 
-def test_what_a_mixer_refuses_is_refused_before_anything_is_measured() -> None:
+def test_invalid_mixers_are_refused_before_anything_is_measured() -> None:
     with pytest.raises(ValueError, match="did you mean 'lstm'"):
         measure_mixers(["factorized", "lst"], SMALL, lambda *_: pytest.fail("measured"))
     with pytest.raises(ValueError, match="not divisible by n_heads"):
@@ -169,7 +169,7 @@ def test_what_a_mixer_refuses_is_refused_before_anything_is_measured() -> None:
 
 
 @pytest.mark.usefixtures("unpainted")
-def test_files_hold_the_rows(rows: list[Measurement], tmp_path: Path) -> None:
+def test_the_written_files_contain_the_rows(rows: list[Measurement], tmp_path: Path) -> None:
     page, data, picture = write_measurements(rows, tmp_path / "out", SMALL, "a machine")
     content = json.loads(data.read_text())
     assert (content["machine"], content["sizes"]["d_model"]) == ("a machine", 4)
@@ -189,7 +189,7 @@ def test_files_hold_the_rows(rows: list[Measurement], tmp_path: Path) -> None:
     json.loads(measurements_as_json(odd, SMALL, ""), parse_constant=pytest.fail)
 
 
-def test_a_rank_that_misses_and_estimates_are_named(rows: list[Measurement]) -> None:
+def test_notes_report_wrong_predictions_and_estimates(rows: list[Measurement]) -> None:
     row, values = rows[0], rows[0].read.values
     assert measure_page(rows, SMALL, "").notes == []
     (note,) = measure_page([replace(row, predicted_rank=3)], SMALL, "").notes
@@ -206,7 +206,7 @@ def test_a_rank_that_misses_and_estimates_are_named(rows: list[Measurement]) -> 
     assert (rank_text(unread.read), heads_text(unread.read), unread.as_predicted) == ("–", "–", None)
 
 
-def test_a_gradient_that_ends_has_a_reach_and_no_rate() -> None:
+def test_a_gradient_of_finite_reach_has_no_decay_rate() -> None:
     found = measure_gradients(["conv", "identity", "attention"], SMALL)
     noise = {name: noise for name, (noise, _) in found.items()}
     assert {name: gradient.reach for name, gradient in noise.items()} == {"conv": 3, "identity": 0, "attention": None}
@@ -214,13 +214,13 @@ def test_a_gradient_that_ends_has_a_reach_and_no_rate() -> None:
     assert noise["attention"].decay is not None
 
 
-def test_a_gradient_reaches_as_far_as_that_of_any_seed() -> None:
+def test_the_reach_of_a_gradient_is_the_largest_over_seeds() -> None:
     values = torch.tensor([[1.0, 0.5, 0.0, 0.0], [1.0, 0.0, 0.1, 0.0]])
     assert Gradient(GradientProfile(values, torch.arange(4), 4), None).reach == 2
     assert Gradient(GradientProfile(values[:, :3], torch.arange(3), 4), None).reach is None
 
 
-def test_error_by_heads_is_the_tail() -> None:
+def test_error_by_heads_is_the_tail_of_the_spectrum() -> None:
     counts, errors = error_by_heads(torch.tensor([3.0, 4.0 / 2, 0.0]))
     assert counts == [1, 2]
     assert errors[0] == pytest.approx(2 / math.sqrt(13))
@@ -232,7 +232,7 @@ def _exponential(rate: float, n: int = 64) -> GradientProfile:
     return GradientProfile((rate * taus.double()).exp().expand(5, -1) * 5, taus, n)
 
 
-def test_the_drawn_fit_lies_on_the_profile() -> None:
+def test_the_fitted_line_lies_on_the_profile() -> None:
     profile = _exponential(-0.05)
     decay = fitted(profile).decay
     assert decay is not None
@@ -254,6 +254,6 @@ def test_a_rate_has_the_digits_that_its_interval_allows(decay: Any, text: str) -
 
 
 @pytest.mark.parametrize("values", [torch.zeros(2, 6), torch.tensor([[0.0, 1.0], [0.0, 2.0]])])
-def test_a_gradient_of_zero_can_be_drawn(values: Tensor) -> None:
+def test_a_figure_of_a_zero_gradient_can_be_drawn(values: Tensor) -> None:
     profile = GradientProfile(values, torch.arange(values.shape[1]), values.shape[1])
     assert gradient_decay_figure(Gradient(profile, None), "title").axes[0].get_title() == "title"

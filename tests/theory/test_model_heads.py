@@ -1,4 +1,4 @@
-"""How many heads a model uses: cut layers inside a model, against the model itself."""
+"""Functional heads of a model: scores with one layer truncated, budgets of time and memory, errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_row_per_layer_and_the_whole_span_keeps_the_model(backbone: str, gener
 
 
 def test_a_model_of_one_output_is_scored_by_its_numbers(generator: torch.Generator) -> None:
-    """R^2 to the numbers of the whole model: the largest of one output is the same whatever is cut."""
+    """R^2 relative to the untruncated model, because the argmax of a single output is constant."""
     model, others = model_of(generator, n_outputs=1, n_layers=2, backbone="bare"), tokens(generator, 4)
     silent = copy.deepcopy(model).float()
     torch.nn.init.zeros_(silent.layers.chain()[1].out_proj.weight)
@@ -78,8 +78,8 @@ def test_processes_share_the_layers(generator: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("norm", ["input", slow("output")])
-def test_a_layer_cut_to_nothing_adds_what_does_not_depend_on_its_input(norm: str, generator: torch.Generator) -> None:
-    """Attention has no bias: with no operators left the layer gives zero, as one with zero outputs does."""
+def test_a_layer_cut_to_zero_operators_adds_only_its_offset(norm: str, generator: torch.Generator) -> None:
+    """Attention has no bias, so without operators its output is zero, as with zero output weights."""
     model, others = model_of(generator, blocks=[{"d_channel": 8, "norm": norm}] * 2), tokens(generator, 4)
     silent = copy.deepcopy(model)
     torch.nn.init.zeros_(silent.layers.chain()[1].mixer.out_proj.weight)
@@ -90,10 +90,10 @@ def test_a_layer_cut_to_nothing_adds_what_does_not_depend_on_its_input(norm: str
     assert found.scores == {0: score(silent(others)), max(found.scores): 1.0}
 
 
-def test_of_a_large_model_a_bisection_finds_the_functional_heads(
+def test_bisection_finds_the_functional_heads_of_a_large_model(
     generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The score is how near the cut model comes to the whole one, which grows with the number of operators."""
+    """The score, one minus the relative error of the truncated model, grows with the number of operators."""
     model, others = model_of(generator, n_layers=1, mixer={"name": "selective_ssm"}), tokens(generator)
     x = model.layers.chain()[0].mixer_input(stream := model.embed(others))
     whole = model(others).detach()
@@ -110,7 +110,7 @@ def test_of_a_large_model_a_bisection_finds_the_functional_heads(
     assert every.functional_heads == some.functional_heads
     assert len(some.scores) < len(every.scores) / 2
     assert some.scores.items() <= every.scores.items()
-    assert len(cut_scores(*given, grid=(0, 1, 2), whole=1.0).scores) == 1  # the largest does not keep it
+    assert len(cut_scores(*given, grid=(0, 1, 2), whole=1.0).scores) == 1  # even the largest loses the score
     *_, last_but_one, last = every.scores
     monkeypatch.setattr(model_heads, "KEPT", every.scores[last_but_one] - 1e-6)
     assert cut_scores(*given, whole=1.0).functional_heads == every.functional_heads == last_but_one < last
@@ -119,15 +119,17 @@ def test_of_a_large_model_a_bisection_finds_the_functional_heads(
 
 
 def test_a_layer_is_cut_to_the_operators_of_all_inputs(generator: torch.Generator) -> None:
-    """One sequence of ten positions has 55 pairs, each with an operator; an LSTM of width 8 spans 64."""
+    """One sequence of ten positions has only 55 operators, but an LSTM of width 8 spans up to 64."""
     model = model_of(generator, n_layers=1, mixer={"name": "lstm"})
     [row] = measure_heads(model, tokens(generator, 3), tokens(generator, 1), grid=(64,))
     assert row.cut is not None
     assert 55 < max(row.cut.scores) <= 64
 
 
-def test_others_are_as_many_as_the_budget_allows(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads share their weights, so that attention is read in fewer passes than channels with gates."""
+def test_the_budget_limits_the_number_of_scored_sequences(
+    generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Channels of a head share weights, so attention needs fewer passes than a mixer with a gate per channel."""
     attention, lru = (
         model_of(generator, d_model=40, n_layers=1, mixer={"name": name}) for name in ("attention", "rg_lru")
     )
@@ -146,7 +148,7 @@ def test_a_mixer_behind_a_canon_layer_has_its_heads(generator: torch.Generator) 
     assert [(row.name, row.n_heads) for row in rows] == [("layer 0: Canon + attention", 2)]
 
 
-def test_functional_heads_are_those_from_which_on_the_score_is_kept() -> None:
+def test_functional_heads_are_the_fewest_from_which_on_the_score_is_kept() -> None:
     assert CutScores(0.9, {0: 0.1, 1: 0.9, 2: 0.5, 3: 0.895, 4: 0.9}).functional_heads == 3
     assert CutScores(0.9, {0: 0.9, 1: 0.9}).functional_heads == 0
     assert CutScores(0.9, {0: 0.1, 64: 0.5}).functional_heads is None
@@ -164,14 +166,14 @@ def test_scores_are_of_labelled_positions(generator: torch.Generator) -> None:
     assert explained(wanted)(wanted.mean().expand_as(wanted)) == pytest.approx(0.0)
     wanted[0, 0] = torch.nan
     assert explained(wanted)(wanted.nan_to_num(7.0)) == 1.0
-    wanted = draw(20, 3, 2, generator=generator) + torch.tensor([0.0, 9.0])  # of each output about its own mean
+    wanted = draw(20, 3, 2, generator=generator) + torch.tensor([0.0, 9.0])  # outputs with different means
     outputs = wanted.mean((0, 1)) + 0.1 * draw(20, 3, 2, generator=generator)
     training = R2()
     training.update(outputs.flatten(0, 1), wanted.flatten(0, 1))
     assert explained(wanted)(outputs) == pytest.approx(float(training.compute()), rel=1e-4)
 
 
-def test_bad_input_is_refused_in_one_line(generator: torch.Generator) -> None:
+def test_bad_input_is_a_one_line_error(generator: torch.Generator) -> None:
     model, x = model_of(generator), tokens(generator)
     for grid in ((-1, 2), ()):
         with pytest.raises(ValueError, match="grid must hold"):  # before anything is measured

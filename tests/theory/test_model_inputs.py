@@ -1,4 +1,7 @@
-"""Sequences for a model: of a file, of what a package offers, or drawn. A run's task is tested with `zoo heads`."""
+"""`model_inputs`: sequences for a model from a text, from arrays, from a plugin, or random.
+
+The tests of `zoo heads` cover the task of a run.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ MODEL = Backbone({"name": "identity"}, 4, 1, vocab_size=128, n_outputs=3)
 
 @pytest.fixture
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A text in a model's folder, whose tokens are its letters."""
+    """A text in a model's folder, with a tokenizer that makes one token per letter."""
 
     def from_pretrained(path: str) -> Any:
         if not (Path(path) / "vocabulary").is_file():
@@ -43,7 +46,7 @@ def test_a_text_is_cut_into_pieces(text: Path) -> None:
     assert pieces == ["abcd", "efgh", "ijkl"]
     assert found.score is None
     assert "2 pieces of 4 tokens" in found.where
-    short = model_inputs(str(text.parent), MODEL, 2, 2, None, text=text)  # it is used up
+    short = model_inputs(str(text.parent), MODEL, 2, 2, None, text=text)  # uses the whole text
     assert (len(short.inputs), len(short.others)) == (2, 5)
 
 
@@ -63,13 +66,13 @@ def test_a_text_is_cut_into_pieces(text: Path) -> None:
         ),
     ],
 )
-def test_a_text_that_cannot_serve_is_refused_in_one_line(spoil: Any, message: str, text: Path) -> None:
+def test_an_unusable_text_is_a_one_line_error(spoil: Any, message: str, text: Path) -> None:
     spoil(text)
     with pytest.raises(ValueError, match=f"^{re.escape(message.format(text=text))}.*$"):
         model_inputs(str(text.parent), MODEL, 4, 2, 1, text=text)
 
 
-def test_arrays_are_read_first_and_scored_after(tmp_path: Path, rng: np.random.Generator) -> None:
+def test_arrays_give_inputs_and_a_score_and_wrong_ones_are_refused(tmp_path: Path, rng: np.random.Generator) -> None:
     file = tmp_path / "arrays.npz"
     inputs, labels = rng.integers(128, size=(2, 5, 6))
     np.savez(file, inputs=inputs.astype(np.uint8), labels=labels % 3)
@@ -90,7 +93,7 @@ def test_arrays_are_read_first_and_scored_after(tmp_path: Path, rng: np.random.G
         np.savez(file, **spoilt)
         with pytest.raises(ValueError, match=rf"arrays\.npz: {name} must lie in 0\.\.{most}, got {value}$"):
             model_inputs("nowhere", MODEL, None, 2, 1, arrays=file)
-    for spoilt in (labels / 3, labels[..., None] % 3):  # numbers for three outputs, classes
+    for spoilt in (labels / 3, labels[..., None] % 3):  # not (5, 6) classes, not (5, 6, 3) numbers
         np.savez(file, inputs=inputs, labels=spoilt)
         with pytest.raises(ValueError, match=r"labels must be \(5, 6\) classes or \(5, 6, 3\) numbers, got \(5, 6"):
             model_inputs("nowhere", MODEL, None, 2, 1, arrays=file)
@@ -103,7 +106,7 @@ def test_arrays_are_read_first_and_scored_after(tmp_path: Path, rng: np.random.G
         model_inputs("nowhere", MODEL, None, 2, 3, arrays=file)
     np.savez(file, inputs=inputs, lengths=np.full(5, 6))
     assert model_inputs("nowhere", MODEL, None, 2, 3, arrays=file).inputs.tolist() == inputs[:2].tolist()
-    np.savez(file, inputs=inputs, lengths=np.arange(2, 7))  # padding would be read as input
+    np.savez(file, inputs=inputs, lengths=np.arange(2, 7))  # padding would be taken for input
     with pytest.raises(ValueError, match="lengths must be 6, got 2"):
         model_inputs("nowhere", MODEL, None, 2, 3, arrays=file)
     for content in (b"", b"no arrays"):
@@ -112,7 +115,7 @@ def test_arrays_are_read_first_and_scored_after(tmp_path: Path, rng: np.random.G
             model_inputs("nowhere", MODEL, None, 2, 1, arrays=file)
 
 
-def test_what_a_package_offers_for_a_folder_comes_before_random_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_from_a_plugin_take_precedence_over_random_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     known = model_inputs("nowhere", MODEL, 3, 1, 1)
     offer = {"a task": lambda path, *_: known if path == "known" else None}
     monkeypatch.setattr(module, "offered", {module.OFFERS: offer}.__getitem__)
@@ -120,7 +123,7 @@ def test_what_a_package_offers_for_a_folder_comes_before_random_sequences(monkey
     assert len(model_inputs("other", MODEL, None, 2, 3).others) == 3
 
 
-def test_random_sequences_are_drawn_the_same_each_time(tmp_path: Path) -> None:
+def test_random_sequences_are_reproducible(tmp_path: Path) -> None:
     first, again = (model_inputs(str(tmp_path), MODEL, None, 2, 3) for _ in range(2))
     assert (first.inputs.shape, first.others.shape) == ((2, USUAL_LENGTH), (3, USUAL_LENGTH))
     assert first.inputs.equal(again.inputs)

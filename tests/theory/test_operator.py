@@ -1,4 +1,7 @@
-"""The operator read off a layer against the layer itself; the contract suite has the closed forms."""
+"""`interaction`: the operator reproduces the layer's output, and layers without one are refused with the reason.
+
+The contract suite compares operators with closed forms.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ LAYERS = {
     "stack": lambda: Stack([ResidualBlock(create_mixer("selective_ssm", WIDTH)), create_mixer("lstm", WIDTH)]),
     "backbone": hybrid_backbone,
 }
-"""Layers of every kind; the contract suite reads the operator of each mixer."""
+"""One layer of every kind; the contract suite covers each mixer."""
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -57,7 +60,7 @@ def test_reproduces_the_output(name: str, generator: torch.Generator) -> None:
 
 
 def test_both_sides_give_the_same_operator(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In several blocks, of which the last is short."""
+    """Operators by rows and by columns agree, in several blocks with a short last one."""
     monkeypatch.setattr("zoo.theory.operator.POSITIONS_AT_ONCE", 3 * 2 * SEQ * WIDTH)
     layer = create_mixer("selective_ssm", WIDTH).double()
     with replayed(layer, draw(2, SEQ, WIDTH, generator=generator)) as held:
@@ -67,7 +70,7 @@ def test_both_sides_give_the_same_operator(generator: torch.Generator, monkeypat
     assert_close(torch.cat([block for _, block in rows], dim=1), columns.transpose(1, 2))
 
 
-def test_training_mode_and_parameters_are_left_alone(generator: torch.Generator) -> None:
+def test_training_mode_and_gradients_are_left_unchanged(generator: torch.Generator) -> None:
     layer = nn.Sequential(nn.Dropout(0.5), create_mixer("attention", WIDTH)).double()
     layer[1].eval()
     x = draw(1, SEQ, WIDTH, generator=generator)
@@ -89,7 +92,7 @@ class Squared(nn.Module):
         return x + self.share * factor * x
 
 
-def test_an_unmarked_coefficient_is_an_error_with_its_size(generator: torch.Generator) -> None:
+def test_an_unmarked_coefficient_is_refused_with_the_relative_miss(generator: torch.Generator) -> None:
     x = draw(1, SEQ, WIDTH, generator=generator)
     interaction(Squared(0.1, marked=True), x)
     misses = []
@@ -105,7 +108,7 @@ A, B = (torch.randn(4, 4, generator=torch.Generator().manual_seed(seed), dtype=t
 
 
 class Layer(nn.Module):
-    """A function of x and of the number of this call, from 0."""
+    """Wraps a function of x and of the number of earlier calls."""
 
     def __init__(self, function: Callable[[Tensor, int], Tensor]) -> None:
         super().__init__()
@@ -159,7 +162,7 @@ NOT_REPEATED, COUPLED = "the layer is not deterministic", "rows of the batch are
 NOT_AFFINE, UNSEEN = "not affine under replay", "autograd does not see what the layer computes"
 ALL_MARKED, MARKS_VARY = "the layer's output is a coefficient", "marks other coefficients on another input"
 
-# What must be refused, and the reason. The test of affinity alone does not see those up to the large channel.
+# {layer: (function, reason of the refusal)}. A test of affinity alone misses those before the large channel.
 REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "forward without gradients": (untracked, UNSEEN),
     "a kernel outside torch": (lambda x: torch.from_numpy((x.detach().numpy() @ A.numpy()).cumsum(1)), UNSEEN),
@@ -174,12 +177,12 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "all marked but a constant": (lambda x: coefficient(mixed(x)) + 3, ALL_MARKED),
     "a large channel beside tanh": (large_beside_tanh(1e10), NOT_AFFINE),
     "square": (torch.square, NOT_AFFINE),
-    "square, one factor detached": (lambda x: x * x.detach(), NOT_AFFINE),  # y - J x = 0, which is not enough
+    "square, one factor detached": (lambda x: x * x.detach(), NOT_AFFINE),  # although y - J x = 0
     "square of a marked square": (lambda x: (coefficient(x) * x).square(), NOT_AFFINE),
     "tanh": (torch.tanh, NOT_AFFINE),
     "layer norm": (lambda x: nn.functional.layer_norm(x, x.shape[2:]), NOT_AFFINE),
     "sign gate": (lambda x: x * x.sign(), NOT_AFFINE),
-    "relu": (torch.relu, NOT_AFFINE),  # linear along every ray: f(2x) = 2 f(x) does not see it
+    "relu": (torch.relu, NOT_AFFINE),  # linear along every ray, so a test of f(2x) = 2 f(x) would pass
     "dropout": (lambda x: nn.functional.dropout(x, training=True), NOT_REPEATED),
     "batch deviation": (lambda x: x / x.std(0) if len(x) > 1 else x, COUPLED),
     "branch on a sign": (lambda x: x * (1 + (x.sum((1, 2), keepdim=True) > 0)), NOT_AFFINE),
@@ -192,7 +195,7 @@ ACCEPTED: dict[str, Callable[[Tensor], Tensor]] = {
     "idle clamp": lambda x: mixed(x).clamp(-50, 50),
     "large channel": lambda x: torch.cat((1e10 * x[..., :1], x[..., 1:]), dim=-1),
     "cancelled to roundoff": lambda x: torch.cat((x[..., :2], 1e3 * x[..., 2:] - 1e3 * x[..., 2:]), dim=-1),
-    "constant": lambda x: torch.full_like(x, 2.0),  # its own offset
+    "constant": lambda x: torch.full_like(x, 2.0),  # all offset
     "dead gate": lambda x: coefficient(torch.zeros_like(x)) * x,
 }
 
@@ -202,7 +205,7 @@ def four_wide(batch: int = 2, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_layer_that_is_not_what_is_read_is_refused_with_the_reason(name: str) -> None:
+def test_a_layer_without_a_faithful_operator_is_refused_with_the_reason(name: str) -> None:
     function, message = REFUSED[name]
     for batch in (1, 2):
         with refused(message, OperatorError):
@@ -210,19 +213,19 @@ def test_a_layer_that_is_not_what_is_read_is_refused_with_the_reason(name: str) 
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_a_layer_that_looks_suspicious_and_is_not_is_read(name: str) -> None:
+def test_a_suspicious_but_affine_layer_is_accepted(name: str) -> None:
     x = four_wide()
     layer = Layer(lambda x, _: ACCEPTED[name](x))
     assert_close(interaction(layer, x).apply(x), layer(x))
 
 
-def test_small_channels_count_in_float32() -> None:
+def test_a_small_channel_that_is_not_affine_is_detected_in_float32() -> None:
     large = large_beside_tanh(1e5)
     with pytest.raises(NotAffineError):
         interaction(Layer(lambda x, _: large(x)), four_wide().float())
 
 
-def test_several_dtypes_are_named() -> None:
+def test_layers_with_several_dtypes_are_refused() -> None:
     layer = nn.Sequential(nn.Linear(4, 4).double(), nn.Linear(4, 4))
     with pytest.raises(OperatorError, match=r"several dtypes: 1\.weight is torch\.float32"):
         interaction(layer, four_wide())
@@ -230,7 +233,7 @@ def test_several_dtypes_are_named() -> None:
         interaction(Layer(lambda x, _: x.float()), four_wide())
 
 
-def test_the_share_of_the_output_that_is_not_in_the_operator(generator: torch.Generator) -> None:
+def test_the_share_of_the_offset_in_the_output(generator: torch.Generator) -> None:
     x = draw(1, SEQ, WIDTH, generator=generator)
     layer = create_mixer("selective_ssm", WIDTH).double()
     found = interaction(layer, x)
@@ -240,8 +243,8 @@ def test_the_share_of_the_output_that_is_not_in_the_operator(generator: torch.Ge
     assert offset_share(Layer(lambda x, _: x - x + 3), x) == 1
 
 
-def test_a_part_of_the_values_that_is_marked_is_found_in_the_offset(generator: torch.Generator) -> None:
-    """x + coefficient(f(x)) is affine under replay and its backward pass is right: c is where it shows."""
+def test_a_value_marked_as_coefficient_is_detected_in_the_offset(generator: torch.Generator) -> None:
+    """x + coefficient(f(x)) is affine under replay with the right gradient; only the offset reveals the error."""
     x = four_wide()
     halves = Layer(lambda x, _: x + coefficient(mixed(x)))
     assert offset_share(halves, x) > 0.5
@@ -263,7 +266,7 @@ def test_a_part_of_the_values_that_is_marked_is_found_in_the_offset(generator: t
         (torch.ones(1, 4, WIDTH + 1), f"d_model={WIDTH}"),
     ],
 )
-def test_bad_input(x: Tensor, message: str, unchecked_shapes: None) -> None:
+def test_bad_input_is_refused(x: Tensor, message: str, unchecked_shapes: None) -> None:
     with pytest.raises(ValueError, match=message):
         interaction(create_mixer("attention", WIDTH), x)
 
@@ -276,12 +279,12 @@ def test_bad_input(x: Tensor, message: str, unchecked_shapes: None) -> None:
         (nn.Flatten(), r"must map \(batch, seq, d_in\) to \(batch, seq, d_out\)"),
     ],
 )
-def test_what_is_no_layer_of_sequences_is_named(layer: Any, message: str, unchecked_shapes: None) -> None:
+def test_a_module_that_does_not_map_sequences_is_refused(layer: Any, message: str, unchecked_shapes: None) -> None:
     with pytest.raises(ValueError, match=message):
         interaction(layer, torch.ones(1, 4, 2))
 
 
-def test_inference_mode_is_named_where_gradients_are_read(generator: torch.Generator) -> None:
+def test_inference_mode_is_refused_where_gradients_are_needed(generator: torch.Generator) -> None:
     layer, x = create_mixer("attention", WIDTH).double(), draw(1, SEQ, WIDTH, generator=generator)
     reads = (
         lambda: interaction(layer, x),
@@ -294,7 +297,7 @@ def test_inference_mode_is_named_where_gradients_are_read(generator: torch.Gener
 
 
 @pytest.mark.gpu
-def test_on_a_gpu(generator: torch.Generator) -> None:
+def test_the_operator_on_a_gpu_reproduces_the_output(generator: torch.Generator) -> None:
     layer = hybrid_backbone().cuda()
     x = draw(1, SEQ, WIDTH, generator=generator, dtype=torch.float32).cuda()
     y = layer.from_embeddings(x).detach()

@@ -1,4 +1,4 @@
-"""The rank that a layer's algebra predicts is the one that is measured."""
+"""The interaction rank that a layer's algebra predicts equals the measured one."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ MIXERS: list[tuple[str, int, int, dict[str, Any]]] = [
     ("slstm", 6, 14, {"n_heads": 2}),
 ]
 DRAWN = random.Random(0).sample(range(len(MIXERS)), 16)
-"""The rows of the table that the default run asks."""
+"""Indices of the rows in the default run."""
 
 
 def attention(n_heads: int, **options: Any) -> SequenceMixer:
@@ -130,7 +130,7 @@ def test_a_mixer_has_the_predicted_rank(
     name: str, d_model: int, seq_len: int, options: dict[str, Any], generator: torch.Generator
 ) -> None:
     layer = create_mixer(name, d_model, **options)
-    if name in ("capped_mlstm", "rwkv6", "slstm"):  # as they start, gates hide a part of the span
+    if name in ("capped_mlstm", "rwkv6", "slstm"):  # at initialisation their gates hide a part of the span
         randomise(layer, generator)
     assert layer.predicted_rank(seq_len) == measured(layer, seq_len, generator)
 
@@ -138,7 +138,7 @@ def test_a_mixer_has_the_predicted_rank(
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_of_several_parts_has_the_predicted_rank(name: str, generator: torch.Generator) -> None:
     layer = LAYERS[name]()
-    if name == "layer norms of outputs":  # as they start, both take the same direction away
+    if name == "layer norms of outputs":  # at initialisation both norms remove the same direction
         randomise(layer, generator)
     assert layer.predicted_rank(32) == measured(layer, 32, generator)
 

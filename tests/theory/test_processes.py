@@ -1,4 +1,4 @@
-"""Measurements that processes share."""
+"""Measurements distributed over processes: order, progress, errors."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ several = pytest.mark.skipif(cores() == 1 and not hasattr(os, "fork"), reason="p
 
 
 @pytest.mark.parametrize("n_processes", [1, pytest.param(2, marks=several)])
-def test_results_come_in_order_and_progress_is_heard(n_processes: int) -> None:
-    heard: list[tuple[str, str]] = []
+def test_results_are_in_order_and_progress_is_reported(n_processes: int) -> None:
+    reports: list[tuple[str, str]] = []
 
     def measure(k: int, progress: Progress) -> tuple[int, bool]:
         progress(str(k), "square")
         return k * k, processes._work is None
 
-    found = measured(measure, 5, n_processes, lambda *of: heard.append(of))
+    found = measured(measure, 5, n_processes, lambda *report: reports.append(report))
     assert found == [(k * k, n_processes == 1) for k in range(5)]
-    assert sorted(heard) == [(str(k), "square") for k in range(5)]
+    assert sorted(reports) == [(str(k), "square") for k in range(5)]
 
 
 @several

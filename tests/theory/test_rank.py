@@ -1,4 +1,4 @@
-"""Interaction rank: brute force in NumPy, streaming QR and sketches agree; the table of ranks in integers."""
+"""Interaction ranks and spectra: streaming QR and sketches agree with brute force in NumPy; known ranks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def free_heads(n_heads: int) -> SequenceMixer:
     return create_mixer("factorized", WIDTH, n_heads=n_heads, kernel="bilinear", d_head=2)
 
 
-# What theory says of layers on WIDTH channels and SEQ positions; test_predicted_rank has the mixers.
+# {layer: (constructor, theoretical rank on WIDTH channels and SEQ positions)}; test_predicted_rank.py has the mixers.
 RANKS: dict[str, tuple[Any, int]] = {
     "grouped queries": (lambda: create_mixer("attention", WIDTH, n_heads=4, d_head=3, n_kv_heads=1), 4),
     "SSM and D": (lambda: create_mixer("diagonal_ssm", WIDTH, d_state=6, init="ring"), 7),
@@ -68,7 +68,7 @@ def test_rank_table(name: str, generator: torch.Generator) -> None:
     assert spectrum_rank(torch.from_numpy(brute_force(W))) == rank
     assert spectrum_rank(span_spectrum(layer, x)) == rank
     assert spectrum_rank(span_spectrum(layer, x, sketch=max(4, rank), generator=generator)) == rank
-    if name != "lstm":  # its values fall smoothly to 1e-7 of the largest: float32 cannot tell the last from roundoff
+    if name != "lstm":  # its singular values decay smoothly to 1e-7, which float32 cannot tell from roundoff
         assert spectrum_rank(span_spectrum(layer.float(), x.float())) == rank
 
 
@@ -76,7 +76,7 @@ def test_rank_table(name: str, generator: torch.Generator) -> None:
 def test_streaming_equals_brute_force(
     at_once: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To roundoff of the largest value, whatever the size of the blocks; the trap is a Gram matrix, good to 1e-8."""
+    """To roundoff of the largest value, for any block size. A Gram matrix would reach only 1e-8."""
     monkeypatch.setattr("zoo.theory.operator.POSITIONS_AT_ONCE", at_once * SEQ)
     for name in ("mamba", "SSM and D"):
         layer = RANKS[name][0]().double()
@@ -86,7 +86,7 @@ def test_streaming_equals_brute_force(
 
 
 def test_more_columns_than_rows(generator: torch.Generator) -> None:
-    """Three positions, 36 channel pairs: nine operators, nine values."""
+    """Three positions have nine operators of 36 entries, hence nine singular values."""
     layer = create_mixer("lstm", WIDTH).double()
     x = torch.randn(1, 3, WIDTH, generator=generator, dtype=torch.float64)
     expected = brute_force(interaction(layer, x).operator[0])
@@ -96,7 +96,7 @@ def test_more_columns_than_rows(generator: torch.Generator) -> None:
     assert spectrum_rank(found[0]) == 6  # causal: six operators are not zero
 
 
-def test_a_batch_gives_a_row_each(generator: torch.Generator) -> None:
+def test_a_batch_gives_one_spectrum_per_sequence(generator: torch.Generator) -> None:
     layer = create_mixer("selective_ssm", WIDTH).double()
     x = torch.randn(3, SEQ, WIDTH, generator=generator, dtype=torch.float64)
     together = span_spectrum(layer, x)
@@ -124,12 +124,12 @@ def test_a_sketch_approaches_the_spectrum_and_repeats_with_its_generator(generat
     assert not torch.allclose(first, other)
 
 
-def test_large_layers_take_a_bounded_triangle(generator: torch.Generator) -> None:
-    """seq 512, width 64: the operator would hold 10^9 numbers."""
+def test_a_sketch_bounds_the_memory_for_large_layers(generator: torch.Generator) -> None:
+    """With 512 positions and width 64 the operator would have 10^9 entries."""
     layer = create_mixer("linear_attention", 64, n_heads=4)
     x = torch.randn(512, 64, generator=generator)
     spectrum = span_spectrum(layer, x, sketch=4, channels=4)
-    assert spectrum.shape == (4 * 64,)  # channels times d_in, which bounds the rank that can be seen
+    assert spectrum.shape == (4 * 64,)  # channels times d_in, the largest rank that the sketch can find
     assert spectrum_rank(spectrum) == 4
 
 
@@ -149,8 +149,8 @@ def orthonormal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
     return torch.linalg.qr(torch.randn(rows, columns, generator=generator, dtype=torch.float64)).Q
 
 
-def test_many_rows_of_float32_keep_the_digits_of_small_values(generator: torch.Generator) -> None:
-    """10,000 rows, values over five decades: merged in float64, so the same as of the same numbers in float64."""
+def test_small_singular_values_of_many_float32_rows_are_precise(generator: torch.Generator) -> None:
+    """10,000 rows with singular values over five decades are merged in float64, so float32 inputs lose nothing."""
     n, scales = 100, torch.logspace(0, -5, 4, dtype=torch.float64)
     rows = orthonormal(n * n, 4, generator) * scales @ orthonormal(4, 4, generator)
     narrow = Whole(rows.float().view(n, n, 2, 2))
@@ -174,7 +174,7 @@ def test_heads_needed_by_hand() -> None:
     assert stable_rank(spectrum) == pytest.approx(169 / 144)
     p = np.array([144, 16, 9]) / 169
     assert effective_rank(spectrum) == pytest.approx(np.exp(-(p * np.log(p)).sum()))
-    assert heads_needed(torch.ones(4), 0.5) == 3  # an error that is met need not be undercut
+    assert heads_needed(torch.ones(4), 0.5) == 3  # an error equal to the bound is allowed
 
 
 @pytest.mark.parametrize("scale", [1e-200, 1e200])
@@ -189,7 +189,7 @@ def test_flat_and_zero_spectra() -> None:
     flat, zero = torch.full((7,), 0.3, dtype=torch.float64), torch.zeros(5)
     assert effective_rank(flat) == pytest.approx(7)
     assert stable_rank(flat) == pytest.approx(7)
-    assert heads_needed(flat, 0.5) == 6  # sqrt(1/7) = .38 is left by six, sqrt(2/7) = .53 by five
+    assert heads_needed(flat, 0.5) == 6  # six heads leave sqrt(1/7) = .38, five sqrt(2/7) = .53
     assert spectrum_rank(zero) == heads_needed(zero, 0.1) == effective_rank(zero) == stable_rank(zero) == 0
 
 
@@ -215,6 +215,6 @@ def test_thresholds_follow_the_dtype() -> None:
         (lambda: span_spectrum(ShortConv(2, 2), torch.ones(3, 2), channels=2), "an option of a sketch"),
     ],
 )
-def test_bad_input(call: Any, message: str, unchecked_shapes: None) -> None:
+def test_bad_input_is_refused(call: Any, message: str, unchecked_shapes: None) -> None:
     with pytest.raises(ValueError, match=message):
         call()

@@ -1,4 +1,4 @@
-"""Effective state size against what is known of it."""
+"""Effective state size against known ranks: of recurrences and of matrices by hand."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def sizes(name: str, generator: torch.Generator, seq_len: int = 12, **options: o
     return effective_state_size(interaction(layer, draw(1, seq_len, 4, generator=generator)).operator).rank[0]
 
 
-def test_a_recurrence_has_at_most_the_numbers_of_its_state(generator: torch.Generator) -> None:
-    """A linear RNN's state is what it is; three pairs of poles are six numbers."""
+def test_a_recurrence_has_at_most_the_size_of_its_state(generator: torch.Generator) -> None:
+    """A linear RNN of width 4 has state size 4; three pairs of complex poles have 6."""
     assert sizes("rnn", generator, nonlinearity="linear").tolist() == [4] * 11
     ssm = sizes("diagonal_ssm", generator, d_state=6)
     assert ssm.tolist() == [4, 6, 6, 6, 6, 6, 6, 6, 6, 6, 4]
 
 
-def test_of_a_matrix_written_out() -> None:
-    """A shift by one position hands on one vector; a sum hands on one; twice the identity hands on nothing."""
+def test_state_sizes_of_a_shift_a_sum_and_a_multiple_of_the_identity() -> None:
+    """A shift by one position and a cumulative sum pass on one vector of 3 channels, the identity nothing."""
     eye = torch.eye(3, dtype=torch.float64)
 
     def spread(weights: torch.Tensor) -> torch.Tensor:
@@ -41,7 +41,7 @@ def test_of_a_matrix_written_out() -> None:
         assert_close(found.entropy, found.rank.double())  # equal singular values
     shift = torch.ones(3, 3).diagonal(-1).diag_embed(-1).double()
     found = effective_state_size(torch.einsum("ij,pd->ijpd", shift, torch.tensor([3.0, 1.0]).diag().double()))
-    assert_close(found.entropy, torch.tensor([4 / 3**0.75] * 2, dtype=torch.float64))  # of the shares 3/4 and 1/4
+    assert_close(found.entropy, torch.tensor([4 / 3**0.75] * 2, dtype=torch.float64))  # shares 3/4 and 1/4
 
 
 def test_chosen_positions_and_batches(generator: torch.Generator) -> None:
@@ -54,7 +54,7 @@ def test_chosen_positions_and_batches(generator: torch.Generator) -> None:
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-def test_bad_input_is_refused_in_one_line() -> None:
+def test_bad_input_is_a_one_line_error() -> None:
     operator = torch.zeros(4, 4, 2, 2)
     for positions in ([0], [4]):
         with pytest.raises(ValueError, match="positions must lie between 1 and 3"):

@@ -1,4 +1,4 @@
-"""A layer cut to a few operators, against the whole operator and Eckart and Young."""
+"""Truncating a layer to its leading operators, against the whole operator and the Eckart-Young error."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def layer_of(name: str, generator: torch.Generator, d_model: int = 4) -> torch.n
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_basis_is_that_of_the_span_and_keeps_the_layer(name: str, generator: torch.Generator) -> None:
-    """The span of these layers is that of their weights: twelve positions show all of it."""
+def test_the_whole_basis_spans_the_operators_and_keeps_the_layer(name: str, generator: torch.Generator) -> None:
+    """The weights of these layers determine the span, so twelve positions are enough for any input."""
     layer, x, other = layer_of(name, generator), *draw(2, 1, 12, 4, generator=generator)
     basis = span_basis(layer, x)
     spectrum = span_spectrum(layer, x[0])
@@ -43,7 +43,7 @@ def test_the_basis_is_that_of_the_span_and_keeps_the_layer(name: str, generator:
 
 
 @pytest.mark.parametrize("scale", [1e-170, 1e170])
-def test_squares_that_leave_the_range_of_numbers_do_no_harm(scale: float, generator: torch.Generator) -> None:
+def test_extreme_scales_do_not_overflow(scale: float, generator: torch.Generator) -> None:
     layer, x = layer_of("attention", generator), draw(1, 12, 4, generator=generator)
     usual = span_basis(layer, x)
     with torch.no_grad():
@@ -70,7 +70,7 @@ def test_the_error_of_few_heads_is_the_tail_of_the_spectrum(n_heads: int, genera
 def test_a_limit_keeps_the_leading_operators(
     by_channels: bool, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a layer of 34 x 34 channels that spans 68 operators, 72 random vectors see all; 16 see the leading ones."""
+    """The layer spans 68 operators: 72 random vectors find all, 16 the leading ones approximately."""
     if not by_channels:  # read in several passes
         monkeypatch.setattr(truncation, "_wide_basis", lambda *_: None)
     layer, x = layer_of("selective_ssm", generator, 34), draw(1, 16, 34, generator=generator)
@@ -85,7 +85,7 @@ def test_a_limit_keeps_the_leading_operators(
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-def test_bad_input_is_refused_in_one_line(generator: torch.Generator) -> None:
+def test_bad_input_is_a_one_line_error(generator: torch.Generator) -> None:
     layer, x = layer_of("attention", generator), draw(1, 5, 4, generator=generator)
     basis = span_basis(layer, x)
     with pytest.raises(ValueError, match="n_heads must lie between 0 and"):

@@ -1,4 +1,4 @@
-"""Tensors that the theory takes are real, finite and of the right number of axes; one function asks for it."""
+"""`require_real` accepts real, finite tensors with the right number of axes, and refuses others in one line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from zoo.validate import require_real
         (torch.tensor([[0.0, torch.nan]]), "finite"),
     ],
 )
-def test_what_is_no_finite_real_tensor_is_named(value: Any, message: str) -> None:
+def test_anything_but_a_finite_real_tensor_is_refused(value: Any, message: str) -> None:
     require_real("x", torch.zeros(1, 2), "(a, b)", (2,))
     with refused(f"^x must be .*{message}"):
         require_real("x", value, "(a, b)", (2,))

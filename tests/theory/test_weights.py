@@ -1,4 +1,4 @@
-"""The scalar weights of heads against matrices written out from the papers, and against the whole operator."""
+"""Scalar weights of heads, against matrices computed from the papers and against the whole operator."""
 
 from __future__ import annotations
 
@@ -29,10 +29,8 @@ WITH = ("delta_product", "hybrid", "kda", "mlstm", "path_attention", "rg_lru", "
 
 
 @pytest.mark.parametrize("name", [slow(name, unless=name in WITH) for name in list_mixers()])
-def test_a_mixer_has_weights_that_make_its_outputs_or_says_that_it_has_none(
-    name: str, generator: torch.Generator
-) -> None:
-    """What is read reproduces the core's own outputs, or head_weights raises; of the future nothing is read."""
+def test_head_weights_are_causal_or_refused(name: str, generator: torch.Generator) -> None:
+    """head_weights itself raises an error if the weights do not reproduce the core's outputs."""
     layer, x = randomise(create_mixer(name, 8), generator).double(), draw(2, 7, 8, generator=generator)
     if name not in WITH and not _has_weights(layer, x):
         return
@@ -59,7 +57,7 @@ def test_softmax_weights_sum_to_one_and_make_the_operator(generator: torch.Gener
     assert_close(interaction(layer, x).operator, expected)
 
 
-def test_what_reads_backwards_has_its_weights_at_the_positions_of_the_input(generator: torch.Generator) -> None:
+def test_weights_of_a_reversed_mixer_are_at_the_positions_of_the_input(generator: torch.Generator) -> None:
     one, other = (randomise(create_mixer(name, 8), generator).double() for name in ("attention", "rg_lru"))
     x = draw(2, 6, 8, generator=generator)
     turned = head_weights(other, x.flip(1)).flip(2, 3)
@@ -67,7 +65,7 @@ def test_what_reads_backwards_has_its_weights_at_the_positions_of_the_input(gene
 
 
 class Delta(nn.Module):
-    """A gated delta rule whose keys, queries, steps and decays are given."""
+    """A gated delta rule with fixed queries, keys, strengths and decays."""
 
     def __init__(self, q: Tensor, k: Tensor, beta: Tensor, log_decay: Tensor) -> None:
         super().__init__()
@@ -80,8 +78,8 @@ class Delta(nn.Module):
 
 
 @pytest.mark.parametrize("seq_len", [1, 7])
-def test_the_removal_of_a_delta_rule_is_in_the_weights(seq_len: int, generator: torch.Generator) -> None:
-    """w_ij = q_i^T prod_{t = j + 1 .. i} exp(g_t) (I - beta_t k_t k_t^T) beta_j k_j, multiplied out."""
+def test_weights_of_a_delta_rule_include_its_erasure(seq_len: int, generator: torch.Generator) -> None:
+    """w_ij = q_i^T prod_{t = j + 1 .. i} exp(g_t) (I - beta_t k_t k_t^T) beta_j k_j, by a loop."""
     q, k = (draw(1, 1, seq_len, 5, generator=generator) for _ in range(2))
     k = k / k.norm(dim=3, keepdim=True)
     beta, log_decay = (draw(1, 1, seq_len, generator=generator).sigmoid() for _ in range(2))
@@ -97,7 +95,7 @@ def test_the_removal_of_a_delta_rule_is_in_the_weights(seq_len: int, generator: 
     assert_close(weights, torch.from_numpy(expected))
 
 
-def test_what_is_no_core_is_refused(generator: torch.Generator) -> None:
+def test_a_core_that_is_not_linear_in_its_values_is_refused(generator: torch.Generator) -> None:
     @core("v", "batch seq value")
     def squared(v: Tensor) -> Tensor:
         return v.square()

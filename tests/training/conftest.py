@@ -1,4 +1,4 @@
-"""Warnings that Lightning itself raises on this torch; every other warning is an error here as elsewhere."""
+"""Ignore two known warnings of Lightning in the tests of training; all other warnings stay errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 THIRD_PARTY = (
     # lightning 2.6.6, _pytree.py, on torch 2.13
     "ignore:`isinstance\\(treespec, LeafSpec\\)` is deprecated:FutureWarning",
-    # the data is in memory: there is nothing for workers to do
+    # the data is in memory, so workers would not help
     "ignore:The '.*_dataloader' does not have many workers:UserWarning",
 )
 

@@ -1,4 +1,4 @@
-"""Small runs for the tests of training: one task, one model, a trainer that is quiet and quick."""
+"""Small tasks, a small model and a quiet trainer for the tests of training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VOCABULARY, SEQ_LEN, CLASSES = 12, 8, 4
 
 
 class Echo(Task):
-    """Say, at each position but the first four, the class (token modulo 4) of the token four positions back."""
+    """Predict, from the fifth position on, the class (token modulo 4) of the token four positions back."""
 
     name = "echo"
 
@@ -56,7 +56,7 @@ class Scale(Task):
 
 
 class NoisyModule(SequenceModule):
-    """Draws in each step: without reseeding, two runs that draw differently in between would part."""
+    """Draws random numbers in training and validation: runs that validate at other steps differ without reseeding."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         noise = torch.rand(())
@@ -90,10 +90,10 @@ def module(cls: Callable[..., SequenceModule] = SequenceModule, task: Task | Non
 
 
 def trainer(folder: Path, *callbacks: L.Callback, logger: Logger | bool = False, **options: Any) -> L.Trainer:
-    """A trainer with the callbacks that every run has; `Checkpoints` first, so that tests find it at [0]."""
+    """A trainer with the callbacks of every run, and by default with `Checkpoints`."""
     checkpoints = next((c for c in callbacks if isinstance(c, Checkpoints)), None)
     own = [] if checkpoints else [Checkpoints(folder / "checkpoints")]
-    validated = {"val_check_interval": 5, "check_val_every_n_epoch": None}  # a pass of `data`
+    validated = {"val_check_interval": 5, "check_val_every_n_epoch": None}  # one epoch of `data`
     options = {"max_steps": 4, "accelerator": "cpu", "devices": 1, "log_every_n_steps": 1, **validated, **options}
     return L.Trainer(
         callbacks=[*own, ReseedEachStep(0), NonFiniteLoss(), *callbacks],
@@ -107,17 +107,22 @@ def trainer(folder: Path, *callbacks: L.Callback, logger: Logger | bool = False,
 
 
 def tensorboard(folder: Path, **options: Any) -> TensorBoardLogger:
-    """A logger whose file TensorBoard reads after those that the folder has: it goes by the second in their names.
-
-    Of two files of one second and process it reads the hundredth of the process before the ninety-ninth.
-    """
-    while any(f".tfevents.{int(time.time()):010d}." in file.name for file in folder.glob("events*")):
-        time.sleep(0.02)
+    """A logger whose event file TensorBoard reads after the existing ones."""
+    next_second(folder)
     return TensorBoardLogger(folder, name="", version="", default_hp_metric=False, **options)
 
 
+def next_second(folder: Path) -> None:
+    """Wait until a new event file sorts after the existing ones by name, as TensorBoard sorts them.
+
+    Names have the second, host, process and a counter: within a second and process 100 would sort before 99.
+    """
+    while any(int(file.name.split(".")[3]) >= int(time.time()) for file in folder.glob("events.*")):
+        time.sleep(0.02)
+
+
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """The steps and values of every scalar, as TensorBoard reads them."""
+    """{tag: [(step, value), ...]} of every scalar that TensorBoard reads from the folder."""
     found = EventAccumulator(str(folder), {"scalars": 0}).Reload()
     return {tag: [(point.step, point.value) for point in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
@@ -125,7 +130,7 @@ def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
 def judged(
     folder: Path, task: Task, n_test: int = 11, **options: Any
 ) -> tuple[SequenceModule, dict[str, Any], Tensor, Arrays]:
-    """A module, the results of its test, its outputs there, and the examples."""
+    """Test an untrained module on the task, and return it, its results, its outputs and the test examples."""
     model, source = module(task=task, **options), data(folder, task, n_test=n_test)
     trainer(folder).test(model, datamodule=source, verbose=False)
     arrays = source.split("test")
@@ -136,7 +141,7 @@ def judged(
 
 
 def logged_by(model: Any) -> dict[str, float]:
-    """What a module without a trainer logs from now on."""
+    """Collect the metrics that a module without a trainer logs from now on."""
     logged: dict[str, float] = {}
     model.log = lambda name, value, **_: logged.update({name: float(value)})
     model.log_dict = lambda values: logged.update({name: float(value) for name, value in values.items()})

@@ -1,4 +1,4 @@
-"""Callbacks: what stops a run, what is reseeded, what is timed."""
+"""Callbacks: NonFiniteLoss, Progress, ReseedEachStep, Elapsed, Throughput; a training step never waits for the GPU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from zoo.training import (
 
 
 class BreaksAt(SequenceModule):
-    """Its loss is not a number at one step, through no fault of its weights."""
+    """Its loss is NaN or infinite at one step, although its weights are finite."""
 
     step, value = 6, float("nan")
 
@@ -43,7 +43,7 @@ class BreaksAt(SequenceModule):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_stops_before_the_step_on_a_device_at_the_next_logged_one(
+def test_a_non_finite_loss_stops_before_the_step_on_a_cpu_and_at_the_next_logged_step_on_a_gpu(
     tmp_path: Path, value: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = small.module(BreaksAt)
@@ -63,13 +63,13 @@ def test_a_loss_that_is_not_finite_stops_before_the_step_on_a_device_at_the_next
 
 
 class Meta(CPUAccelerator):
-    """Tensors without values: whoever asks for one raises, as on a GPU the host would wait for it."""
+    """A device of meta tensors: reading a value, for which the host would wait on a GPU, raises an error."""
 
     def setup_device(self, device: torch.device) -> None: ...
 
 
 class Done(Exception):
-    """Two steps were made."""
+    """Raised after two steps."""
 
 
 class StopAtTwo(L.Callback):
@@ -79,7 +79,7 @@ class StopAtTwo(L.Callback):
 
 
 def trace_steps(folder: Path, monkeypatch: pytest.MonkeyPatch, task: small.Echo | small.Scale, **options: Any) -> None:
-    """Two whole steps of training on meta tensors, with clipping and every callback of a run; none is logged."""
+    """Run two training steps on meta tensors, with clipping and every callback of a run, without logging."""
     monkeypatch.setattr("lightning.pytorch.loops.fit_loop.has_len_all_ranks", lambda *_: True)
     monkeypatch.setattr(L.Trainer, "_teardown", lambda _: None)  # moves everything back to the CPU
     module = small.module(task=task, **options)
@@ -115,13 +115,13 @@ def test_a_step_of_regression_never_waits_for_the_device(
     trace_steps(tmp_path, monkeypatch, small.Scale(), mixer={"name": "lstm"}, **shape)
 
 
-def place(index: int, rank: int = 0, world_size: int = 1) -> Any:
+def trainer_at(index: int, rank: int = 0, world_size: int = 1) -> Any:
     trainer = MagicMock(global_rank=rank, world_size=world_size)
     trainer.fit_loop.epoch_loop.batch_progress.total.completed = index
     return trainer
 
 
-def test_a_process_that_shows_no_bar_trains_all_the_same(
+def test_a_process_without_a_progress_bar_trains_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(L.Trainer, "is_global_zero", False)
@@ -130,7 +130,7 @@ def test_a_process_that_shows_no_bar_trains_all_the_same(
     assert (trainer.global_step, capsys.readouterr().err) == (2, "")
 
 
-def test_the_bar_shows_the_loss_every_so_many_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_shows_the_loss_every_n_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = {}
     monkeypatch.setattr(
         "zoo.training.progress.tqdm.set_postfix", lambda bar, values, refresh: shown.update({bar.n + 1: values})
@@ -140,11 +140,11 @@ def test_the_bar_shows_the_loss_every_so_many_steps(tmp_path: Path, monkeypatch:
     assert all(float(values["loss"]) > 0 for values in shown.values())
 
 
-def test_each_place_has_a_stream_of_its_own(unchecked_shapes: None) -> None:
+def test_each_seed_step_and_rank_has_a_different_random_stream(unchecked_shapes: None) -> None:
     module: Any = SimpleNamespace(device=torch.device("cpu"))
     draws = {}
     for seed, index, (rank, world) in itertools.product((0, 1), (0, 1, 2), ((0, 1), (0, 2), (1, 2))):
-        reseed, trainer = ReseedEachStep(seed), place(index, rank, world)
+        reseed, trainer = ReseedEachStep(seed), trainer_at(index, rank, world)
         for stage, at in (("train", 0), ("validation", index), ("test", index)):
             getattr(reseed, f"on_{stage}_batch_start")(trainer, module, None, at)
             draws[stage, seed, index, rank, world] = torch.rand(()).item()
@@ -152,11 +152,11 @@ def test_each_place_has_a_stream_of_its_own(unchecked_shapes: None) -> None:
     with pytest.raises(ValueError, match=r"seed must lie in 0\.\.9223372036854775807, got -1"):
         ReseedEachStep(-1)
     torch.rand(5)
-    ReseedEachStep(1).on_train_batch_start(place(2), module, None, 0)
+    ReseedEachStep(1).on_train_batch_start(trainer_at(2), module, None, 0)
     assert torch.rand(()).item() == draws["train", 1, 2, 0, 1]
 
 
-def test_the_seconds_of_a_run_are_those_of_all_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elapsed_seconds_include_those_before_a_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter((0.0, 40.0, 1000.0, 1003.0, 1010.0))
     monkeypatch.setattr("zoo.training.callbacks.time", SimpleNamespace(perf_counter=lambda: next(clock)))
     saved = Elapsed().state_dict()
@@ -165,14 +165,14 @@ def test_the_seconds_of_a_run_are_those_of_all_its_processes(monkeypatch: pytest
     assert resumed.seconds == 47
 
 
-def test_throughput_counts_training_steps_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_throughput_counts_only_training_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
-    # One tick at the start and one at the end of each stretch: a stretch lasts one second.
+    # Throughput reads the clock at the start and end of each stretch of training: a stretch lasts one second.
     monkeypatch.setattr("zoo.training.callbacks._now", lambda device: float(next(clock)))
     throughput, logger = Throughput(), small.tensorboard(tmp_path)
     trainer = small.trainer(tmp_path, throughput, logger=logger, max_steps=9, log_every_n_steps=3, val_check_interval=5)
     assert throughput.tokens_per_second is None
     trainer.fit(small.module(), datamodule=small.data(tmp_path))
-    # Steps 2-3, 4-5 (a validation ends it), 6, 7-9: eight steps of 8 x 8 tokens in four stretches.
+    # Steps 2-3, 4-5 (ended by a validation), 6, 7-9: eight steps of 8 x 8 tokens in four stretches.
     assert throughput.tokens_per_second == 8 * 64 / 4
     assert [value for _, value in small.curves(tmp_path)["tokens_per_second"]] == [2 * 64, 64, 3 * 64]

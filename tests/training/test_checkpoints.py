@@ -1,4 +1,4 @@
-"""Checkpoint files: whole or not there, best by the metric, last where a signal asked to stop."""
+"""Checkpoint files: written atomically, `best` by the metric, `last` every n steps and when a signal stops the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ATTENTION = {"name": "attention"}
 
 
 class Signal(L.Callback):
-    """Send this process a signal at one step."""
+    """Send a signal to this process at one step."""
 
     def __init__(
         self, step: int, number: int = signal.SIGINT, hook: str = "on_train_batch_end", times: int = 1
@@ -53,7 +53,7 @@ def test_a_signal_during_validation_lets_it_finish(tmp_path: Path) -> None:
 
 
 def test_a_signal_within_accumulation_waits_for_the_step(tmp_path: Path) -> None:
-    # The third micro-batch opens a window; its optimizer step comes with the fourth.
+    # The third micro-batch starts an accumulation, which ends with the fourth.
     class AtThird(Signal):
         def _send(self, trainer: L.Trainer, *args: Any) -> None:
             if trainer.fit_loop.total_batch_idx == 2:
@@ -67,11 +67,11 @@ def test_a_signal_within_accumulation_waits_for_the_step(tmp_path: Path) -> None
 def test_a_second_signal_stops_at_once_and_keeps_the_last_checkpoint(tmp_path: Path, step: int, kept: int) -> None:
     stop = interrupted(tmp_path / "run", Signal(step, times=2))
     assert (stop.signal, stop.step) == (signal.SIGINT, step)
-    assert (stop.checkpoint and check_checkpoint(stop.checkpoint, ATTENTION)) == kept  # 5: saved at the validation
+    assert (stop.checkpoint and check_checkpoint(stop.checkpoint, ATTENTION)) == kept  # step 5 was saved at validation
 
 
 class Scripted(small.SequenceModule):
-    """A validation loss written beforehand."""
+    """Logs a given validation loss."""
 
     losses: tuple[float, ...] = ()
 
@@ -114,7 +114,7 @@ class Spoil(L.Callback):
 
 
 @pytest.mark.parametrize("number", [float("-inf"), float("nan")])
-def test_one_weight_that_is_not_finite_is_never_saved(tmp_path: Path, number: float) -> None:
+def test_non_finite_weights_stop_the_run_and_are_never_saved(tmp_path: Path, number: float) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints", every_n_steps=1)
     trainer = small.trainer(tmp_path, checkpoints, Spoil(number), max_steps=5, val_check_interval=1)
     with pytest.raises(NonFiniteLossError, match="is not finite at step 3: training stopped") as caught:
@@ -125,7 +125,7 @@ def test_one_weight_that_is_not_finite_is_never_saved(tmp_path: Path, number: fl
         assert all(p.isfinite().all() for p in load(tmp_path, name).parameters())
 
 
-def test_a_metric_that_nobody_logs_is_named(tmp_path: Path) -> None:
+def test_monitoring_a_metric_that_is_not_logged_is_refused(tmp_path: Path) -> None:
     trainer = small.trainer(tmp_path, Checkpoints(tmp_path / "checkpoints", "val/acc"), val_check_interval=1)
     with pytest.raises(ValueError, match=r"monitor 'val/acc', which is not logged; choose from: .*val/accuracy"):
         trainer.fit(small.module(), datamodule=small.data(tmp_path))
@@ -140,7 +140,7 @@ def test_last_is_written_every_n_steps(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(AtomicCheckpointIO, "save_checkpoint", spy)
     checkpoints = Checkpoints(tmp_path / "checkpoints", every_n_steps=3)
     small.trainer(tmp_path, checkpoints, max_steps=11).fit(small.module(), datamodule=small.data(tmp_path))
-    assert [step for name, step in saved if name == "last"] == [3, 5, 6, 9, 10, 11]  # 5 and 10: validations
+    assert [step for name, step in saved if name == "last"] == [3, 5, 6, 9, 10, 11]  # 5 and 10 are validations
 
 
 def test_validation_or_test_alone_saves_nothing(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_validation_or_test_alone_saves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_a_module_that_does_not_call_between_steps_is_refused(tmp_path: Path) -> None:
+def test_checkpoints_refuses_other_lightning_modules(tmp_path: Path) -> None:
     trainer = L.Trainer(callbacks=[Checkpoints(tmp_path)], logger=False, accelerator="cpu", max_steps=1)
     with pytest.raises(TypeError, match="Checkpoints needs a SequenceModule, got BoringModel"):
         trainer.fit(BoringModel())

@@ -1,4 +1,4 @@
-"""Batches: each row once a pass, in an order that is a function of (seed, index), shared out among processes."""
+"""TaskDataModule and its batches: order by (seed, index), fresh examples, several processes, caching, test lengths."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_pass_holds_each_row_at_most_once_and_fills_its_batches(n: int, size: 
 
 @pytest.fixture
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of two batches of 9 or fewer, so that a few batches meet several."""
+    """Make blocks of 19 rows, so that a few batches span several."""
     monkeypatch.setattr("tasks.data.splits.SHARD_ROWS", 19)
 
 
@@ -67,14 +67,14 @@ def fresh(size: int, seed: int, **options: Any) -> Any:
 
 
 def mixed(size: int, seed: int, position: Any = lambda: 0, sizes: Sequence[int] = (20, 12), **options: Any) -> Any:
-    """Segments that count from 0, 1000, ..., of 1, 2, ... positions."""
+    """A mixture whose n-th segment has n + 1 positions and rows that count from 1000 n."""
     arrays = [{"inputs": 1000 * at + np.arange(n)[:, None].repeat(at + 1, 1)} for at, n in enumerate(sizes)]
     return MixedBatches([TrainingBatches(each, size, at, **options) for at, each in enumerate(arrays)], seed, position)
 
 
 @pytest.mark.usefixtures("short_blocks")
 @pytest.mark.parametrize("make", [stored, fresh, mixed])
-def test_batches_depend_on_seed_and_index_alone_and_are_shared_out_to_processes(make: Any) -> None:
+def test_batches_depend_only_on_seed_and_index_and_are_split_over_processes(make: Any) -> None:
     first = [make(4, 1)[i]["inputs"] for i in range(30)]
     used, n = make(4, 1, position=lambda: 5), len(make(4, 1))
     assert all(torch.equal(used[i]["inputs"], first[i]) for i in reversed(range(30)))
@@ -87,7 +87,7 @@ def test_batches_depend_on_seed_and_index_alone_and_are_shared_out_to_processes(
 
 
 @pytest.mark.usefixtures("short_blocks")
-def test_fresh_examples_never_come_again_nor_in_another_split() -> None:
+def test_fresh_examples_never_repeat_and_are_in_no_other_split() -> None:
     batches = [fresh(8, 1)[i]["inputs"] for i in range(12)]
     assert len(torch.cat(batches).unique(dim=0)) == 12 * 8
     task = create_task("needle", distance=20)
@@ -95,18 +95,18 @@ def test_fresh_examples_never_come_again_nor_in_another_split() -> None:
     assert not splits & {row.numpy().tobytes() for batch in batches for row in batch}
 
 
-def test_fresh_examples_are_labelled_as_those_of_training() -> None:
+def test_fresh_examples_have_the_labels_of_the_training_split() -> None:
     batch = FreshBatches(create_task("in_context_recall"), 16, 8, seed=1)[0]
-    assert torch.equal(batch["labels"][:, :-1], batch["inputs"][:, 1:])  # every next token, not the answers alone
+    assert torch.equal(batch["labels"][:, :-1], batch["inputs"][:, 1:])  # all next tokens, not only the answers
 
 
-def test_every_draw_of_a_seed_has_a_generator_of_its_own() -> None:
+def test_every_use_of_a_seed_has_a_different_stream() -> None:
     words = {**SPLITS, "order": ORDER_STREAM, "fresh": FRESH_STREAM, "mixture": MIXTURE_STREAM}
     words["segments"] = SEGMENT_STREAM
     assert sorted(words.values()) == [0, 1, 2, 3, 4, 5, 6], words
 
 
-def test_fresh_training_makes_no_training_split_and_the_other_splits_as_ever(tmp_path: Path) -> None:
+def test_fresh_training_draws_no_training_split_and_the_usual_other_splits(tmp_path: Path) -> None:
     data, usual = small.data(tmp_path / "fresh", fresh=True, cache=True), small.data(tmp_path / "usual")
     small.trainer(tmp_path, max_steps=7).fit(small.module(), datamodule=data)
     data.setup("test")
@@ -126,7 +126,7 @@ def test_evaluation_sees_each_row_once(n: int, size: int, world: int) -> None:
     assert seen == list(range(n))
 
 
-def test_batches_are_tensors_that_models_take() -> None:
+def test_batches_are_int64_and_float32_tensors() -> None:
     batch = next(iter(TrainingBatches(numbered(8), 4, 0)))
     assert (batch["inputs"].dtype, batch["weight"].dtype) == (torch.int64, torch.float32)
     for narrow in (np.int8, np.int16, np.int32, np.uint8, np.uint16):
@@ -134,15 +134,15 @@ def test_batches_are_tensors_that_models_take() -> None:
 
 
 def kept(folder: Path) -> list[str]:
-    """The splits in a task's folder of the cache."""
+    """The splits in a task's cache folder."""
     return sorted(path.name.split("-seed")[0] for path in folder.glob("[!.]*.npz"))
 
 
-def test_a_fast_task_is_drawn_in_memory_without_what_keeps_data(
+def test_a_fast_task_is_drawn_in_memory_without_the_cache_and_its_libraries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for library in ("datasets", "filelock", "pyarrow"):
-        monkeypatch.setitem(sys.modules, library, None)  # importing it would raise
+        monkeypatch.setitem(sys.modules, library, None)  # importing it raises an error
     monkeypatch.delitem(sys.modules, "tasks.data.cache", raising=False)
     monkeypatch.delitem(sys.modules, "tasks.data.arrow", raising=False)
     task = create_task("mqar", vocab_size=130, seq_len=16, n_pairs=2)
@@ -159,7 +159,7 @@ def test_a_fast_task_is_drawn_in_memory_without_what_keeps_data(
 
 
 class Slow(small.Echo):
-    """Takes its time."""
+    """Declares that it is slow to draw."""
 
     slow = True
 
@@ -168,7 +168,7 @@ class Slow(small.Echo):
     ("task", "cache", "is_kept"),
     [(small.Echo(), None, False), (small.Echo(), True, True), (Slow(), None, True), (Slow(), False, False)],
 )
-def test_slow_tasks_are_kept_and_whatever_is_asked_to_be(
+def test_slow_tasks_are_cached_unless_the_option_says_otherwise(
     task: Any, cache: bool | None, is_kept: bool, tmp_path: Path
 ) -> None:
     data = small.data(tmp_path, task, cache=cache)
@@ -177,7 +177,7 @@ def test_slow_tasks_are_kept_and_whatever_is_asked_to_be(
 
 
 class Taken(small.L.Callback):
-    """Each batch with the optimizer step and the epoch that it was for."""
+    """Records each training batch with its optimizer step and epoch."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[int, int, torch.Tensor]] = []
@@ -189,12 +189,12 @@ class Taken(small.L.Callback):
 @pytest.mark.parametrize(
     ("options", "taken"),
     [
-        # Five batches a pass, two a step: the third step takes the end of a pass and the beginning of the next.
+        # Five batches per pass, two per step: the third step has the last batch of one pass and the first of the next.
         ({"max_steps": 6, "accumulate_grad_batches": 2}, [(step, 0) for step in range(6) for _ in range(2)]),
         ({"max_steps": -1, "max_epochs": 2}, [(i, i // 5) for i in range(10)]),
     ],
 )
-def test_a_run_of_steps_is_one_epoch_and_epochs_are_passes(
+def test_with_max_steps_a_run_is_one_epoch_and_with_max_epochs_an_epoch_is_a_pass(
     options: dict[str, int], taken: list[tuple[int, int]], tmp_path: Path
 ) -> None:
     watch, data = Taken(), small.data(tmp_path)
@@ -213,17 +213,17 @@ def test_a_run_of_steps_is_one_epoch_and_epochs_are_passes(
         ({"seed": -1}, "seed must lie in 0..9223372036854775807, got -1"),
     ],
 )
-def test_bad_sizes_are_one_line(tmp_path: Path, options: dict[str, int], message: str) -> None:
+def test_invalid_sizes_are_refused(tmp_path: Path, options: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small.data(tmp_path, **options)
 
 
-def test_each_test_length_has_its_examples_in_batches_of_as_many_positions(tmp_path: Path) -> None:
+def test_test_lengths_have_their_own_examples_in_batches_of_similar_size(tmp_path: Path) -> None:
     task = create_task("needle", distance=7)
     data = small.data(tmp_path, task, n_test=40, cache=True, test_lengths=[64, 10, 16, 64])
     assert list(data.at_lengths) == [10, 16, 64]
     data.setup("test")
-    # of 8 positions, of 10, of 16, the least at 64
+    # 40 examples at 8 positions, fewer at 10 and 16, the minimum at 64
     assert kept(tmp_path / "cache/needle") == ["test-16", "test-20", "test-32", "test-40"]
     for length, loader in data.length_batches():
         batches = [batch["inputs"] for batch in loader]
@@ -235,7 +235,7 @@ def test_each_test_length_has_its_examples_in_batches_of_as_many_positions(tmp_p
 
 
 class Alphabet(small.Echo):
-    """As many tokens as positions."""
+    """Its vocabulary grows with its length."""
 
     name = "alphabet"
 

@@ -1,4 +1,4 @@
-"""What TensorBoard is told of runs: read back as its HParams tab and its charts read it."""
+"""Event files of runs, read back as TensorBoard's HParams tab and charts read them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILE = "events.out.tfevents.0.hparams"
 
 @dataclass(frozen=True)
 class Tab:
-    """TensorBoard's HParams tab: names of options and metrics in their order; values of each trial, by its name."""
+    """TensorBoard's HParams tab: options and metrics in order, and {trial: {name: value}} of both."""
 
     columns: list[str]
     metrics: list[str]
@@ -31,7 +31,7 @@ class Tab:
 
 
 def hparams_tab(folder: Path) -> Tab:
-    """What TensorBoard shows when it is started on a folder of runs."""
+    """The HParams tab that TensorBoard shows for a folder of runs."""
     events = EventMultiplexer()
     events.AddRunsFromDirectory(str(folder)).Reload()
     provider = MultiplexerDataProvider(events, str(folder))
@@ -59,7 +59,7 @@ def hparams_tab(folder: Path) -> Tab:
 def train(
     folder: Path, options: dict[str, Any], trial: str, result: dict[str, int | float | None] | None = None
 ) -> Any:
-    """A tiny run that tells TensorBoard its options and result; its test's metrics."""
+    """Make a tiny run that logs its options and result to TensorBoard, and return its test metrics."""
     logger = CurveLogger(folder, name="", version="", default_hp_metric=False, first={"test/loss": "Score/loss"})
     trainer = small.trainer(folder, logger=logger)
     module, data = small.module(), small.data(folder)
@@ -71,7 +71,7 @@ def train(
     return module.results["test"]
 
 
-def test_hparams_tab_shows_first_what_differs_between_runs(tmp_path: Path) -> None:
+def test_the_hparams_tab_lists_options_that_vary_first(tmp_path: Path) -> None:
     shared = {"model.batch_size": 8, "task.n_pairs": 2}
     result = {"accuracy": 0.5, "perplexity": None, "parameters": 100, "state_bytes": 8}
     train(tmp_path / "a" / "seed0", {"mixer": "attention", "mixer.n_heads": 2, **shared, "seed": 0}, "1a2b-0 a", result)
@@ -84,7 +84,7 @@ def test_hparams_tab_shows_first_what_differs_between_runs(tmp_path: Path) -> No
     assert [tab.numbers["1a2b-0 a"][name] for name in tab.metrics[1:4]] == [0.5, 100, 8]
 
 
-def test_options_are_numbers_and_strings_and_the_latest_count(tmp_path: Path) -> None:
+def test_options_are_numbers_and_strings_and_the_latest_ones_count(tmp_path: Path) -> None:
     options = {"c": 1, "d": [1, 2], "e": True, "f": None, "g": 0.5, "h": "x"}
     write_hparams(tmp_path / FILE, options | {"i": 3}, "a", started=1.0)
     assert hparams_tab(tmp_path).options["a"].keys() == {*"cdeghi"}
@@ -92,11 +92,11 @@ def test_options_are_numbers_and_strings_and_the_latest_count(tmp_path: Path) ->
     assert hparams_tab(tmp_path).options == {"a": {"c": 1, "d": "[1, 2]", "e": True, "g": 0.5, "h": "x"}}
     before = (tmp_path / FILE).stat().st_ino
     write_hparams(tmp_path / FILE, dict(reversed(options.items())), "a", started=1.0)
-    assert (tmp_path / FILE).stat().st_ino == before  # not written again
+    assert (tmp_path / FILE).stat().st_ino == before  # not rewritten
     assert [file.name for file in tmp_path.iterdir()] == [FILE]
 
 
-def test_curves_are_written_once_and_scores_that_are_split_apart(tmp_path: Path) -> None:
+def test_curves_are_written_once_and_scores_by_fact_have_their_own_chart(tmp_path: Path) -> None:
     tested = train(tmp_path, {"mixer": "attention"}, "a", {"parameters": 3})
     curves = small.curves(tmp_path)
     assert not {"epoch", "hp_metric", "test/loss"} & curves.keys()

@@ -1,4 +1,4 @@
-"""Theory figures: what a run leaves in TensorBoard, and that training does not notice."""
+"""TheoryFigures logs figures and numbers of layers to TensorBoard, and does not change training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zoo.training.figures import TheoryFigures
 
 
 def fit(folder: Path, callback: L.Callback | None, logged: bool = True, **options: Any) -> Any:
-    """A run of eight steps on two layers, the theory's figures logged by `callback`."""
+    """Train two layers for eight steps with a `TheoryFigures` callback, or without one."""
     logger = small.tensorboard(folder / "events") if logged else False
     module = small.module(n_layers=2, **options)
     callbacks = [] if callback is None else [callback]
@@ -40,7 +40,7 @@ def test_at_the_end_of_fit_every_layer_has_its_figures_and_numbers(tmp_path: Pat
     (image,) = found.Images("theory/layer 0")
     assert image.encoded_image_string.startswith(b"\x89PNG")
     assert image.step == 8
-    # The number is that of the trained layer at the first validation example, read here by brute force.
+    # The rank is that of the trained layer at the first validation example, computed here from the whole operator.
     data = small.data(tmp_path)
     data.setup("fit")
     example = next(iter(data.val_dataloader()))["inputs"][:1]
@@ -52,7 +52,7 @@ def test_at_the_end_of_fit_every_layer_has_its_figures_and_numbers(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unpainted")
-def test_along_training_heads_become_curves_and_a_figure(tmp_path: Path) -> None:
+def test_heads_over_training_are_logged_as_curves_and_in_a_figure(tmp_path: Path) -> None:
     callback = TheoryFigures(every_n_steps=4, max_seq_len=8, n_examples=2)
     fit(tmp_path, callback)
     assert callback.steps == [0, 4, 8]
@@ -85,8 +85,8 @@ def test_a_reading_that_fails_leaves_a_gap_in_the_heads(tmp_path: Path, monkeypa
 
 
 @pytest.mark.usefixtures("unpainted")
-def test_training_does_not_notice(tmp_path: Path) -> None:
-    """The same weights to the last bit, with steps that draw from torch's generator."""
+def test_the_callback_does_not_change_training(tmp_path: Path) -> None:
+    """Weights are bitwise equal, although steps draw from torch's generator."""
     watched, alone = (
         fit(tmp_path / name, callback, cls=small.NoisyModule)
         for name, callback in (("watched", TheoryFigures(4, 8, 2)), ("alone", None))

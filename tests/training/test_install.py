@@ -1,4 +1,4 @@
-"""zoo.training where its packages are not installed."""
+"""Importing zoo.training without lightning is an error that tells how to install it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ except ModuleNotFoundError as error:
 """
 
 
-def test_what_to_install_is_said_in_one_line() -> None:
-    said = f"zoo.training needs lightning: {how_to_install('lightning', 'train')}"
-    assert python("-c", ABSENT).stdout == f"{said}\n"
+def test_without_lightning_the_error_tells_what_to_install() -> None:
+    message = f"zoo.training needs lightning: {how_to_install('lightning', 'train')}"
+    assert python("-c", ABSENT).stdout == f"{message}\n"

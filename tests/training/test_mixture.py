@@ -1,4 +1,4 @@
-"""Mixtures: what a segment is, how batches of several shapes follow each other, what is tested by itself."""
+"""Mixtures of task shapes: their segments, the order of batches, splits, and scores per segment."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_segment_is_the_task_with_other_options() -> None:
     assert longest(found) is found[1].task
 
 
-def test_a_segment_draws_what_it_draws_whatever_stands_beside_it() -> None:
+def test_the_seed_of_a_segment_does_not_depend_on_other_segments() -> None:
     first, second = segments("mqar", PAIRS)
     assert len({first.seed(0), second.seed(0), first.seed(1), second.seed(1), 0, 1}) == 6
     _, *moved = segments("mqar", [{"n_pairs": 1}, PAIRS[1], PAIRS[0]])
@@ -54,7 +54,7 @@ def test_a_segment_draws_what_it_draws_whatever_stands_beside_it() -> None:
 
 @settings(max_examples=50)
 @given(st.integers(1, 10_000), st.lists(st.integers(1, 100), min_size=1, max_size=9))
-def test_examples_are_shared_out_to_the_last(n: int, weights: list[int]) -> None:
+def test_apportion_distributes_all_examples_by_weight(n: int, weights: list[int]) -> None:
     parts = apportion(n, [weight / sum(weights) for weight in weights])
     assert sum(parts) == n
     assert all(abs(part - n * weight / sum(weights)) < 1 for part, weight in zip(parts, weights, strict=True))
@@ -92,12 +92,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_what_is_no_mixture_is_refused_in_one_line(options: Any, message: str, tmp_path: Path) -> None:
+def test_an_invalid_mixture_is_a_one_line_error(options: Any, message: str, tmp_path: Path) -> None:
     with refused(f"^{re.escape(message)}"):
         data(tmp_path, **options)
 
 
-def test_the_tasks_own_shape_need_not_exist_where_every_segment_overrides_it(tmp_path: Path) -> None:
+def test_the_tasks_own_shape_may_be_invalid_if_every_segment_overrides_it(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"4 \* n_pairs must be <= seq_len"):
         create_task("mqar", n_pairs=20)
     own = {"name": "mqar", "n_pairs": 20}
@@ -105,7 +105,7 @@ def test_the_tasks_own_shape_need_not_exist_where_every_segment_overrides_it(tmp
     assert mixed.spec.seq_len == 96
 
 
-def test_an_epoch_has_the_batches_of_every_segment_in_an_order_of_its_own() -> None:
+def test_an_epoch_has_the_batches_of_every_segment_in_a_new_order() -> None:
     batches = mixed(4, 3, sizes=(20, 9))
     assert len(batches) == 5 + 2
     epochs = [[rows(batches[7 * epoch + i]) for i in range(7)] for epoch in range(6)]
@@ -116,7 +116,7 @@ def test_an_epoch_has_the_batches_of_every_segment_in_an_order_of_its_own() -> N
         seen = list(chain(*epoch))
         assert len(set(seen)) == 28
         assert set(range(20)) < set(seen)
-        assert all(len({row // 1000 for row in batch}) == 1 for batch in epoch)  # a batch is of one segment
+        assert all(len({row // 1000 for row in batch}) == 1 for batch in epoch)  # one segment per batch
     assert epochs[0] != epochs[1]
 
 
@@ -129,13 +129,13 @@ def test_fresh_mixtures_never_repeat_and_keep_the_shares(tmp_path: Path) -> None
     assert all(isinstance(each, FreshBatches) for each in loader.segments)
     drawn = [loader[index]["inputs"] for index in range(3 * len(loader))]
     shapes = [batch.shape[1] for batch in drawn]
-    assert {length: shapes.count(length) for length in set(shapes)} == {20: 21, 10: 6}  # of 30 and 10 rows an epoch
+    assert {length: shapes.count(length) for length in set(shapes)} == {20: 21, 10: 6}  # 30 and 10 rows per epoch
     for length in (20, 10):
         seen = torch.cat([batch for batch in drawn if batch.shape[1] == length])
         assert len(seen.unique(dim=0)) == len(seen)
 
 
-def test_splits_are_shared_out_by_weight_and_every_segment_has_a_whole_test(tmp_path: Path) -> None:
+def test_splits_are_divided_by_weight_but_every_segment_has_a_whole_test_split(tmp_path: Path) -> None:
     mixed = data(tmp_path, mixture=PAIRS, test_segments=[{"seq_len": 48}])
     mixed.setup("fit")
     mixed.setup("test")
@@ -143,14 +143,14 @@ def test_splits_are_shared_out_by_weight_and_every_segment_has_a_whole_test(tmp_
     for split, sizes in (("train", [30, 10]), ("test", [6, 6])):
         assert [len(mixed.split(split, name)["inputs"]) for name in (first, second)] == sizes
     assert [len(batch["inputs"]) for batch in mixed.val_dataloader()] == [6, 2]
-    assert sum(len(batch["inputs"]) for batch in mixed.test_dataloader()) == 12  # what is only tested is not in it
+    assert sum(len(batch["inputs"]) for batch in mixed.test_dataloader()) == 12  # without segments that are only tested
     assert [name for name, _ in mixed.segment_batches()] == [each.name for each in mixed.segments]
     with pytest.raises(ValueError, match=r"^no segment ''; choose from: seq_len=16,n_pairs=2, seq_len=32,n_pairs=4, "):
         mixed.split("train")
 
 
 class Half(small.Echo):
-    """Easier to guess the longer it is."""
+    """Its chance level grows with its length."""
 
     name = "half"
 
@@ -159,7 +159,7 @@ class Half(small.Echo):
         return replace(super().spec, chance=self.seq_len / 16)
 
 
-def test_the_chance_of_a_mixture_is_that_of_its_labels(tmp_path: Path) -> None:
+def test_the_chance_of_a_mixture_is_the_mean_over_its_labels(tmp_path: Path) -> None:
     mixed = small.data(tmp_path, Half(), mixture=[{}, {"seq_len": 12}])
     assert mixed.chance == pytest.approx((4 * 0.5 + 8 * 0.75) / 12)
     assert small.data(tmp_path, Half(), test_segments=[{"seq_len": 12}]).chance == 0.5

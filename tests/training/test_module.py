@@ -1,4 +1,4 @@
-"""SequenceModule: it learns, its schedule moves, its metrics are those a loop would count."""
+"""SequenceModule: learning rates, optimizers, scores against plain loops, losses, precision, errors."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_optimizer_has_the_options_and_decays_matrices_only(tmp_path: Path) 
     assert all(p.ndim >= 2 for p in decayed["params"])
 
 
-def test_slow_parameters_have_a_rate_of_their_own(tmp_path: Path) -> None:
+def test_slow_parameters_have_their_own_learning_rate(tmp_path: Path) -> None:
     module = small.module(mixer={"name": "s5"}, n_layers=1, lr=0.02, slow_lr=0.25, warmup_steps=0, final_lr=1.0)
     trainer = small.trainer(tmp_path, max_steps=1)
     trainer.fit(module, datamodule=small.data(tmp_path))
@@ -100,15 +100,17 @@ def test_slow_parameters_have_a_rate_of_their_own(tmp_path: Path) -> None:
     assert rates["C"] == (pytest.approx(0.02), 0.1)
 
 
-@pytest.mark.parametrize(("name", "means"), [("SGD", {"momentum": 0.7}), ("torch.optim:RAdam", {"betas": (0.7, 0.95)})])
-def test_any_optimizer_of_torch_trains(name: str, means: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "expected"), [("SGD", {"momentum": 0.7}), ("torch.optim:RAdam", {"betas": (0.7, 0.95)})]
+)
+def test_any_optimizer_of_torch_trains(name: str, expected: dict[str, Any], tmp_path: Path) -> None:
     module = small.module(optimizer=name, beta1=0.7, beta2=0.95)
     before = module.backbone.embedding.weight.clone()
     trainer = small.trainer(tmp_path, max_steps=1)
     trainer.fit(module, datamodule=small.data(tmp_path))
     optimizer = trainer.optimizers[0]
     assert type(optimizer).__name__ == name.rpartition(":")[2]
-    assert optimizer.param_groups[0].items() >= means.items()
+    assert optimizer.param_groups[0].items() >= expected.items()
     assert not torch.equal(module.backbone.embedding.weight, before)
 
 
@@ -120,12 +122,12 @@ def test_any_optimizer_of_torch_trains(name: str, means: dict[str, Any], tmp_pat
         ("Muon", "2D"),
     ],
 )
-def test_an_optimizer_that_cannot_train_the_model_is_refused_when_it_is_built(name: str, message: str) -> None:
+def test_an_unusable_optimizer_is_refused_when_the_module_is_built(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small.module(optimizer=name)
 
 
-def test_initial_weights_are_those_of_the_seed_and_leave_the_generator_alone() -> None:
+def test_initial_weights_depend_only_on_the_seed_and_leave_the_generator_unchanged() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -136,7 +138,7 @@ def test_initial_weights_are_those_of_the_seed_and_leave_the_generator_alone() -
 
 
 class Scattered(small.Echo):
-    """Echo with two classes, so that half of the answers come out right, and labels at some positions of some rows."""
+    """Echo with two classes, so that half of the guesses are right, and with few labels, in some rows none."""
 
     name = "scattered"
 
@@ -149,12 +151,12 @@ class Scattered(small.Echo):
         labels = np.where(arrays["labels"] < 0, -100, arrays["labels"] % 2)
         labels[rng.random(labels.shape) < 0.6] = -100
         labels[:, -1] = arrays["inputs"][:, -1] % 2
-        labels[::5] = -100  # sequences that ask for nothing
+        labels[::5] = -100  # sequences without labels
         return arrays | {"labels": labels}
 
 
-def test_scores_of_classification_are_what_a_loop_counts(tmp_path: Path) -> None:
-    """Over 29 sequences: the last batch is short."""
+def test_scores_of_classification_equal_a_plain_loop(tmp_path: Path) -> None:
+    """29 sequences, so the last batch is short."""
     module, result, outputs, arrays = small.judged(tmp_path, Scattered(), 29, perplexity=True)
     right, whole, losses, answers = [], [], [], torch.from_numpy(arrays["labels"]).long()
     for row, labels in zip(outputs, answers, strict=True):
@@ -183,7 +185,7 @@ def test_scores_of_classification_are_what_a_loop_counts(tmp_path: Path) -> None
 
 
 def drawn_answers(n_classes: int, n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Guesses, and labels of which some are -100. The last classes are never asked for, the last two never guessed."""
+    """Guesses, and labels with some -100. The last two classes are never guessed, the last four never labels."""
     generator = torch.Generator().manual_seed(seed)
     guesses = torch.randint(max(1, n_classes - 2), (n,), generator=generator)
     labels = torch.randint(max(1, n_classes - 4), (n,), generator=generator)
@@ -221,7 +223,7 @@ def test_metrics_add_up_over_batches_and_processes(name: str, generator: torch.G
         batch = draw(generator, 40)
         whole.update(*batch)
         part.update(*batch)
-    parts[0].update(*draw(generator, 0))  # a process may be left without a row of the last batch
+    parts[0].update(*draw(generator, 0))  # a process may get no row of the last batch
     together.update(*draw(generator, 0))
     for state, reduce in together._reductions.items():
         setattr(together, state, reduce(torch.stack([part.metric_state[state] for part in parts])))
@@ -230,7 +232,7 @@ def test_metrics_add_up_over_batches_and_processes(name: str, generator: torch.G
 
 
 class Sparse(small.Scale):
-    """Scale, and one more, with the position as a fact; asked for everywhere, or at some positions alone."""
+    """Scale plus 1, labelled at a share of the positions, with the position as a fact."""
 
     def __init__(self, share: float = 0.5) -> None:
         self.share, self.name = share, f"sparse{share}"
@@ -248,7 +250,7 @@ class Sparse(small.Scale):
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
-def test_scores_of_regression_are_of_the_labels_over_the_whole_split(share: float, tmp_path: Path) -> None:
+def test_scores_of_regression_equal_numpy_over_the_whole_split(share: float, tmp_path: Path) -> None:
     _, result, outputs, arrays = small.judged(tmp_path, Sparse(share))
     labels, age = arrays["labels"].astype(float), arrays["age"]
     error, at = np.square(outputs.double().numpy() - labels), age >= 0
@@ -269,7 +271,7 @@ def test_scores_of_regression_are_of_the_labels_over_the_whole_split(share: floa
     )
 
 
-def test_the_share_that_is_explained_keeps_its_digits_far_from_zero(generator: torch.Generator) -> None:
+def test_r2_is_precise_for_labels_far_from_zero(generator: torch.Generator) -> None:
     labels = 1e4 + torch.randn(3, 200, 2, generator=generator)
     outputs = labels + torch.randn(labels.shape, generator=generator) / 2
     metric = R2()
@@ -279,7 +281,7 @@ def test_the_share_that_is_explained_keeps_its_digits_far_from_zero(generator: t
     assert float(metric.compute()) == pytest.approx(float(1 - error / (y - y.mean(0)).square().sum()), rel=1e-5)
 
 
-def test_the_error_in_training_is_relative_to_the_square_of_the_labels_not_to_their_spread() -> None:
+def test_the_training_error_is_relative_to_the_mean_square_of_the_labels() -> None:
     module = small.module(task=small.Scale())
     inputs = torch.zeros(2, 4, 3)
     labels = 5 + torch.arange(24.0).reshape(2, 4, 3) / 24
@@ -291,7 +293,7 @@ def test_the_error_in_training_is_relative_to_the_square_of_the_labels_not_to_th
 
 
 @pytest.mark.parametrize("task", [small.Echo(), Sparse()], ids=lambda task: task.name)
-def test_a_long_sequence_is_tested_in_chunks_to_the_same_result(
+def test_testing_long_sequences_in_chunks_gives_the_same_scores(
     task: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     module, data = small.module(task=task, mixer={"name": "lstm"}, n_layers=2), small.data(tmp_path, task, n_test=11)
@@ -306,7 +308,7 @@ def test_a_long_sequence_is_tested_in_chunks_to_the_same_result(
     assert chunks == pytest.approx(whole, rel=1e-5)
 
 
-def test_learns_a_regression_from_sparse_labels(tmp_path: Path) -> None:
+def test_a_module_learns_a_regression_from_sparse_labels(tmp_path: Path) -> None:
     module = small.module(task=Sparse(), lr=3e-2)
     trainer = small.trainer(tmp_path, max_steps=60, limit_val_batches=0)
     trainer.fit(module, datamodule=small.data(tmp_path, Sparse()))
@@ -323,7 +325,7 @@ def test_a_confident_error_has_a_finite_perplexity() -> None:
 
 
 @pytest.mark.parametrize("task", [small.Echo(), small.Scale()])
-def test_padding_has_no_part_in_the_loss(task: Any, rng: np.random.Generator) -> None:
+def test_padding_does_not_change_the_loss(task: Any, rng: np.random.Generator) -> None:
     module = small.module(task=task)
     batch = {name: torch.from_numpy(a) for name, a in task.sample(rng, 3).items()}
     batch["lengths"] = torch.tensor([8, 5, 6])
@@ -342,7 +344,7 @@ def test_padding_has_no_part_in_the_loss(task: Any, rng: np.random.Generator) ->
     assert_close(again, outputs)
 
 
-def test_buckets_hold_the_powers_of_two() -> None:
+def test_buckets_are_bounded_by_powers_of_two() -> None:
     metric = Bucketed(torch.int64)
     right = torch.tensor([True, True, False, True, True, False, True, True, False, False, True])
     metric.update(right.long(), torch.ones(11).long(), torch.tensor([-1, 0, 1, 2, 3, 4, 5, 8, 9, 16, 17]))
@@ -361,12 +363,12 @@ def test_buckets_hold_the_powers_of_two() -> None:
         ({"loss": "mae"}, "unknown loss 'mae'"),
     ],
 )
-def test_bad_options_are_one_line(option: dict[str, Any], message: str, unchecked_shapes: None) -> None:
+def test_bad_options_are_one_line_errors(option: dict[str, Any], message: str, unchecked_shapes: None) -> None:
     with refused(message):
         small.module(**option)
 
 
-def test_bf16_mixed_rounds_products_inside_chunks_and_judges_in_float32(
+def test_bf16_mixed_rounds_products_inside_chunks_and_scores_in_float32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds: list[Any] = []
@@ -381,7 +383,7 @@ def test_bf16_mixed_rounds_products_inside_chunks_and_judges_in_float32(
 
 @pytest.mark.slow
 def test_compiled_training_matches_eager(tmp_path: Path) -> None:
-    # In a process of its own: torch.compile cannot trace the shape checker of this one.
+    # In a subprocess, because torch.compile cannot trace the shape checker of this one.
     program = f"""
 from pathlib import Path
 import torch
@@ -400,7 +402,7 @@ for name in eager:
     python("-c", program)
 
 
-def test_loads_from_a_checkpoint_without_the_data(tmp_path: Path) -> None:
+def test_a_module_loads_from_a_checkpoint_without_the_data(tmp_path: Path) -> None:
     module = small.module(seed=3, **WITH_EXPERTS)
     small.trainer(tmp_path).fit(module, datamodule=small.data(tmp_path))
     loaded = SequenceModule.load_from_checkpoint(tmp_path / "checkpoints/last.ckpt", weights_only=True)
@@ -408,7 +410,7 @@ def test_loads_from_a_checkpoint_without_the_data(tmp_path: Path) -> None:
     assert dict(loaded.hparams) == dict(module.hparams)
 
 
-def test_a_mixers_own_loss_is_added_and_its_choice_begins_after_the_warm_up() -> None:
+def test_a_mixers_own_loss_is_added_and_top_k_starts_after_the_warm_up() -> None:
     batch = {name: torch.from_numpy(a) for name, a in small.Echo().sample(np.random.default_rng([0]), 3).items()}
     for warmup_steps in (1, 0):
         module = small.module(mixer={"name": "dsa", "top_k": 2}, warmup_steps=warmup_steps)
@@ -444,7 +446,7 @@ def test_experts_are_balanced_by_a_weighted_part_of_the_loss_and_their_load_is_l
 
 
 @pytest.mark.parametrize(("loss", "mixer"), [("cross_entropy", "attention"), ("mse", "selective_ssm")])
-def test_a_batch_without_rows_weighs_nothing(loss: Any, mixer: str) -> None:
+def test_an_empty_batch_does_not_change_the_scores(loss: Any, mixer: str) -> None:
     module = SequenceModule(
         mixer={"name": mixer}, d_model=8, vocab_size=5, n_outputs=5, loss=loss, perplexity=loss == "cross_entropy"
     )

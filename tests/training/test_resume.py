@@ -1,4 +1,4 @@
-"""A run that is stopped and resumed ends with the bits of the run that was not."""
+"""A run that is stopped and resumed is bitwise equal to an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.training import small
 from zoo.loading.saved import check_checkpoint
 from zoo.training import Checkpoints
 
-# 40 rows in batches of 8: five batches a pass, after which is validated by default. Each case lasts two passes and a
-# bit, and is resumed from three steps. The first ones are a single epoch.
+# 40 rows in batches of 8 make five batches per pass; validation follows each pass by default. Every case runs for more
+# than two passes, and is resumed from three steps. All but the last three cases are a single epoch.
 CASES = {
     "no validation": {"limit_val_batches": 0},
     "validation across passes": {"val_check_interval": 3},
@@ -31,11 +31,11 @@ CASES = {
     "every second epoch": {"max_epochs": 3, "val_check_interval": 1.0, "check_val_every_n_epoch": 2},
 }
 QUICK = "accumulation, validation within"
-"""What the default run holds; the others take as long each."""
+"""The case in the default run; the others are slow tests."""
 
 
 class Keep(L.Callback):
-    """Copy `last` each time a step finds it renewed, as a kill right after that save would leave it."""
+    """Copy `last` after each step: a process killed right after that save would leave this file."""
 
     def __init__(self, last: Path, folder: Path) -> None:
         self.last, self.folder = last, folder
@@ -47,7 +47,7 @@ class Keep(L.Callback):
 
 
 class Record(L.Callback):
-    """What each micro-batch lost, and what was validated after which of them."""
+    """Records the loss of each micro-batch, and the validation loss after some of them."""
 
     def __init__(self) -> None:
         self.validated: dict[int, float] = {}
@@ -82,10 +82,10 @@ def fit(
 
 
 @pytest.mark.parametrize("case", [slow(case, unless=case == QUICK) for case in CASES])
-def test_resuming_from_a_drawn_step_gives_the_same_run(
+def test_resuming_from_a_random_step_gives_the_same_run(
     tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tasks.data.splits.SHARD_ROWS", 24)  # fresh examples: blocks of three batches
+    monkeypatch.setattr("tasks.data.splits.SHARD_ROWS", 24)  # blocks of three batches of fresh examples
     options, kept, draw = CASES[case], tmp_path / "kept", np.random.default_rng(0)
     whole, expected, expected_best, whole_trainer = fit(
         tmp_path / "whole", Keep(tmp_path / "whole/checkpoints/last.ckpt", kept), **options
@@ -103,7 +103,7 @@ def test_resuming_from_a_drawn_step_gives_the_same_run(
         assert (trainer.global_step, trainer.current_epoch) == (whole_trainer.global_step, whole_trainer.current_epoch)
 
 
-def test_a_finished_run_resumes_in_mid_epoch_when_given_more_steps(tmp_path: Path) -> None:
+def test_a_finished_run_with_more_steps_resumes_within_its_epoch(tmp_path: Path) -> None:
     _, expected, *_ = fit(tmp_path / "whole", max_steps=12)
     _, half, *_ = fit(tmp_path / "half", max_steps=7)
     _, rest, *_ = fit(tmp_path / "rest", ckpt_path=tmp_path / "half/checkpoints/last.ckpt", max_steps=12)
@@ -111,7 +111,7 @@ def test_a_finished_run_resumes_in_mid_epoch_when_given_more_steps(tmp_path: Pat
 
 
 class StopAt(EarlyStopping):
-    """Stop after the second validation, whatever it found."""
+    """Stop after the second validation."""
 
     def __init__(self) -> None:
         super().__init__("val/loss", patience=1, min_delta=1e9, check_on_train_epoch_end=False)

@@ -1,4 +1,4 @@
-"""Trained models come back without lightning, and a checkpoint that does not fit says why."""
+"""Loading trained models: from runs without lightning, from saved files; unsuitable files are one-line errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zoo.loading.saved import check_checkpoint, load, read_checkpoint
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished run, with the module's weights beside it."""
+    """The folder of a finished run, with the final weights in weights.pt."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     module = small.module(seed=3)
     small.trainer(folder, max_steps=7).fit(module, datamodule=small.data(folder.parent))
@@ -35,12 +35,12 @@ def test_load_gives_the_trained_backbone_in_eval_mode(run: Path) -> None:
     assert not last.training
     small.assert_identical(small.weights(last), torch.load(run / "weights.pt", weights_only=True))
     best = zoo.load(run)
-    assert not torch.equal(best.head.weight, last.head.weight)  # best is of step 5
+    assert not torch.equal(best.head.weight, last.head.weight)  # best is from step 5
     small.assert_identical(small.weights(best), small.weights(load(run / "checkpoints/best.ckpt")))
 
 
 @pytest.mark.slow
-def test_load_needs_neither_lightning_nor_the_tasks(run: Path) -> None:
+def test_load_imports_no_lightning_and_no_tasks(run: Path) -> None:
     program = f"""
 import sys, torch, zoo
 model = zoo.load({str(run)!r}, "last")
@@ -54,7 +54,7 @@ assert not loaded, loaded
 
 @pytest.mark.parametrize("suffix", ["ckpt", "safetensors"])
 @pytest.mark.parametrize(("mixer", "dtype", "tied"), [("lstm", torch.bfloat16, False), ("hybrid", torch.float64, True)])
-def test_a_saved_backbone_is_loaded_as_it_was(
+def test_a_saved_backbone_loads_unchanged(
     mixer: str, dtype: torch.dtype, tied: bool, suffix: str, tmp_path: Path, unchecked_shapes: None
 ) -> None:
     options = {"name": mixer} | ({"attention": {"n_heads": 2}} if mixer == "hybrid" else {"d_inner": 6})
@@ -75,11 +75,11 @@ def test_a_saved_backbone_is_loaded_as_it_was(
     small.assert_identical(small.weights(loaded), small.weights(model))
     tokens = torch.tensor([[1, 4, 0]])
     assert_close(loaded(tokens), model.eval()(tokens))
-    zoo.save(loaded, file)  # from the file that is replaced
+    zoo.save(loaded, file)  # replaces the file that it was loaded from
     small.assert_identical(small.weights(zoo.load(file)), small.weights(model))
 
 
-def test_what_could_not_be_loaded_is_not_saved(run: Path, tmp_path: Path, unchecked_shapes: None) -> None:
+def test_a_model_that_could_not_be_loaded_is_not_saved(run: Path, tmp_path: Path, unchecked_shapes: None) -> None:
     model = zoo.Backbone({"name": "lstm"}, 8, 2, vocab_size=5, n_outputs=3)
     path = tmp_path / "model.ckpt"
     with refused(r"^zoo.save needs a zoo.Backbone or a mixer, got Linear; for other modules .*$"):
@@ -92,7 +92,7 @@ def test_what_could_not_be_loaded_is_not_saved(run: Path, tmp_path: Path, unchec
     assert not list(tmp_path.iterdir())
 
 
-def test_a_checkpoint_names_no_class_and_keeps_none(tmp_path: Path) -> None:
+def test_subclasses_of_backbone_cannot_be_saved_as_ckpt(tmp_path: Path) -> None:
     class Own(zoo.Backbone):
         def __init__(self, d_model: int) -> None:
             super().__init__({"name": "lstm"}, d_model, 1, vocab_size=5, n_outputs=3)
@@ -107,14 +107,14 @@ def test_a_checkpoint_names_no_class_and_keeps_none(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_saved_model_is_no_run_to_go_on_with(run: Path, tmp_path: Path) -> None:
+def test_resuming_from_a_saved_model_is_refused(run: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.ckpt"
     zoo.save(load(run), path)
     with pytest.raises(ValueError, match=f"^{path} has a model but no training state: .*$"):
         check_checkpoint(path, {"name": "attention"})
 
 
-def test_what_is_not_there_is_listed(run: Path, tmp_path: Path) -> None:
+def test_a_missing_run_or_checkpoint_is_an_error_that_lists_those_present(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"^no run at {tmp_path / 'nowhere'}$"):
         load(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"^no checkpoint 'worst' in .*checkpoints; existing: best, last, previous$"):
@@ -126,7 +126,7 @@ def test_what_is_not_there_is_listed(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "text", "truncated", "foreign", "state_dict"])
-def test_a_file_that_is_no_checkpoint_is_one_line(run: Path, tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_no_checkpoint_is_a_one_line_error(run: Path, tmp_path: Path, content: str) -> None:
     path = tmp_path / "x.ckpt"
     whole = (run / "checkpoints/last.ckpt").read_bytes()
     if content in ("foreign", "state_dict"):
@@ -138,7 +138,7 @@ def test_a_file_that_is_no_checkpoint_is_one_line(run: Path, tmp_path: Path, con
 
 
 @pytest.mark.parametrize("part", [0.3, 0.5, 0.7])
-def test_a_flipped_bit_is_seen_at_every_reading(run: Path, tmp_path: Path, part: float) -> None:
+def test_a_flipped_bit_is_detected_by_every_reader(run: Path, tmp_path: Path, part: float) -> None:
     content = bytearray((run / "checkpoints/last.ckpt").read_bytes())
     content[int(part * len(content))] ^= 0x80
     path = tmp_path / "x.ckpt"
@@ -170,14 +170,16 @@ def test_a_flipped_bit_in_the_directory_of_the_file_is_damage(run: Path, tmp_pat
         ({"mixer": {"name": "attention"}, "dmodel": 32}, "unknown option of Backbone 'dmodel'.*d_model"),
     ],
 )
-def test_check_checkpoint_names_what_differs(run: Path, asked: dict[str, Any], message: str) -> None:
+def test_check_checkpoint_refuses_other_options_with_the_difference(
+    run: Path, asked: dict[str, Any], message: str
+) -> None:
     path = run / "checkpoints/last.ckpt"
     assert check_checkpoint(path, {"name": "attention", "n_heads": 2}, d_model=16, n_layers=1) == 7
     with pytest.raises(ValueError, match=message):
         check_checkpoint(path, **asked)
 
 
-def test_weights_that_do_not_fit_are_one_line(run: Path, tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_a_one_line_error(run: Path, tmp_path: Path) -> None:
     saved = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
     path = tmp_path / "x.ckpt"
     weight = saved["state_dict"].pop("backbone.head.weight")

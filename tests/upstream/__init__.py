@@ -1,1 +1,1 @@
-"""The zoo against the code of those who published each mixer."""
+"""Compare the zoo's mixers with their authors' code: recorded outputs, gradients and states, and initial laws."""

@@ -1,8 +1,7 @@
-"""The published initial distributions as numbers, each with the file that draws it upstream.
+"""Table of the published initial distributions of parameters, each with the upstream file that draws it.
 
-An entry is a mixer, what is read off it (parameters as upstream has them: step sizes, not their logits) and its law.
-Linear maps that are not listed start as torch starts them, norms at one. Commits are those of
-`tools/record_upstream.py`, and of NVlabs/GatedDeltaNet 5ddd1e4.
+An entry has a mixer, a quantity computed from its parameters (in upstream's form: step sizes, not their logits) and
+the law of that quantity. Linear maps that are not listed have torch's default initialisation, and norms start at one.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Initial:
     mixer: str
     parameter: str
     read: Callable[[Any], Tensor]
-    law: Law | float | list[float]  # numbers: what it always is, along the last axis
+    law: Law | float | list[float]  # numbers are the fixed values, along the last axis
     source: str
     options: dict[str, Any] = field(default_factory=dict)
     d_model: int = 64
@@ -81,7 +80,7 @@ def normal(std: float) -> Law:
 
 
 def truncated_normal(std: float) -> Law:
-    """Within two standard deviations of the normal law it is cut from, whose own is larger: std / 0.8796."""
+    """Normal law truncated at two of its standard deviations, with standard deviation `std` after truncation."""
     whole, inside = normal(std / 0.87962566), math.erf(2**0.5)
     return lambda t: 0.5 + (whole(t) - 0.5) / inside
 
@@ -96,13 +95,13 @@ def named(name: str) -> Callable[[Any], Tensor]:
 
 
 def _squared(mixer: Any, part: str) -> Tensor:
-    """W W^T of a projection, its first row: that of an orthogonal map is zero but for the square of its gain."""
+    """First row of W W^T of a projection; an orthogonal map has its squared gain first, then zeros."""
     weight = mixer.get_parameter(f"{part}_proj.weight")
     return (weight @ weight.T)[0]
 
 
 def redrawn(read: Callable[[Any], Tensor], times: int) -> Callable[[Any], Tensor]:
-    """What is read of so many draws of a mixer whose start takes long where it is large."""
+    """Read `times` initialisations of a mixer and concatenate them: a single large mixer is slow to initialise."""
 
     def read_all(mixer: Any) -> Tensor:
         found = []
@@ -119,14 +118,14 @@ def squared_modulus(model: Any) -> Tensor:
 
 
 def real_input_map(model: Any) -> Tensor:
-    """B of an S5 from V^H B: the conjugate half of the modes gives as much again."""
+    """B of an S5 from V^H B; the factor 2 is for the conjugate half of the modes."""
     modes = hippo_modes(2 * len(model.B))[1]
     return 2 * (modes @ torch.view_as_complex(model.B.detach()).to(modes.dtype)).real
 
 
 STEPS = log_uniform(1e-3, 1e-1)
 BIASED = {"position": "alibi"}
-MANY = {"d_head": 1, "d_state": 4}  # a head for each channel: many step sizes
+MANY = {"d_head": 1, "d_state": 4}  # one head per channel, for many step sizes
 HEADS = {"d_head": 1, "n_heads": 1024}
 
 TABLE = [
@@ -237,7 +236,7 @@ TABLE = [
     # factorized.
     Initial("factorized", "value_maps", named("value_maps"), normal(64**-0.5), OWN),
     Initial("factorized", "coefficients", named("coefficients"), normal(4**-0.5 / 4), OWN),
-    # conv: the implicit filter falls to 1 % within 0.3 to 1.5 of the longest sequence.
+    # conv: the implicit filter decays to 1 % within 0.3 to 1.5 times the longest sequence.
     Initial(
         "conv",
         "decays",
@@ -247,7 +246,7 @@ TABLE = [
         {"kernel": "implicit"},
         3,
     ),
-    # lru, and diagonal_ssm when it starts as one.
+    # lru, and diagonal_ssm initialised as one.
     *[
         Initial(name, parameter, read, law, LRU, {"d_state": 4096, "r_min": 0.5, "r_max": 0.9, **start}, 2)
         for name, start in (("lru", {}), ("diagonal_ssm", {"init": "ring"}))
@@ -272,7 +271,7 @@ TABLE = [
     Initial("linoss", "B", named("B"), within(64), LINOSS),
     Initial("linoss", "C", named("C"), within(64), LINOSS),
     Initial("linoss", "D", named("D"), normal(1.0), LINOSS, {"d_state": 2}, 2048),
-    # s5: B as it is before V^H, and C V, of which each part is a sum of many truncated normal numbers.
+    # s5: B before V^H is applied, and C V, whose real and imaginary parts are sums of many truncated normal draws.
     Initial("s5", "dt", redrawn(lambda m: m.log_dt.exp(), 16), STEPS, S5, {"d_state": 128}, 2),
     Initial("s5", "-Re A", lambda m: m.log_rate.exp(), 0.5, S5),
     Initial("s5", "B before V^H", real_input_map, truncated_normal(64**-0.5), S5),

@@ -1,4 +1,4 @@
-"""What the zoo draws at the start against the table of published laws, on fixed seeds with wide margins."""
+"""Parameters of fresh mixers follow the published initial distributions; seeds are fixed, margins wide."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from zoo.ops.step_size import draw_dt_bias
 
 
 def assert_drawn(draws: torch.Tensor, law: Law) -> None:
-    """Assert by Kolmogorov and Smirnov's distance that the draws are of the law, and that they reach both its ends.
+    """Assert by the Kolmogorov-Smirnov distance that the draws follow the law, and that they reach both its ends.
 
-    A thousand draws of the law itself would be farther than 2 / sqrt(n) with a probability of 7e-4, or stay away from
-    an end with 2e-9.
+    A thousand draws from the law itself fail the first with probability 7e-4 and miss an end with 2e-9.
     """
     u = np.sort(law(draws.detach().double().numpy().ravel()))
     n = len(u)
@@ -42,7 +41,7 @@ ORTHOGONAL_OR_COMPOSED = ("rwkv4", "rwkv6", "rwkv7", "hybrid", "parallel_hybrid"
 
 @pytest.mark.parametrize("name", [name for name in list_mixers() if name not in ORTHOGONAL_OR_COMPOSED])
 def test_norms_start_at_one_and_other_linear_maps_as_torchs(name: str) -> None:
-    """RWKV has orthogonal maps, and hybrids the maps of their members."""
+    """RWKV, with orthogonal maps, and hybrids, with the maps of their members, are left out."""
     torch.manual_seed(0)
     mixer = create_mixer(name, 64)
     listed = {entry.parameter for entry in TABLE if entry.mixer == name}
@@ -64,7 +63,7 @@ def test_embeddings_start_as_published() -> None:
 
 
 def test_no_step_starts_below_the_floor() -> None:
-    """1e-4, `dt_init_floor` of all of mamba's blocks and of GatedDeltaNet."""
+    """1e-4, the `dt_init_floor` of all Mamba blocks and of GatedDeltaNet."""
     torch.manual_seed(0)
     dt = torch.nn.functional.softplus(draw_dt_bias(100, 1e-7, 1e-5))
     assert_close(dt / 1e-4, np.ones(100))

@@ -1,7 +1,7 @@
-"""The zoo against layers recorded by tools/record_upstream.py: outputs, gradients and final states in float64.
+"""Mixers reproduce the outputs, gradients and final states of upstream's layers, recorded in float64.
 
-Each record's weights are translated into the zoo's by a differentiable function, so that gradients with respect to
-upstream's own parameters come out and are compared as they stand.
+tools/record_upstream.py wrote the records. A differentiable function translates upstream's weights into the zoo's, so
+that gradients are taken with respect to upstream's parameters and compared directly.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Weights = dict[str, Tensor]
 
 
 class Streamed(nn.Module):
-    """A mixer as the function of a sequence to outputs and the last state."""
+    """Wraps a mixer so that `forward` returns outputs and last state."""
 
     def __init__(self, mixer: Any) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def assert_same(
     dx: Tensor,
     grads: Weights,
 ) -> Any:
-    """Assert that the mixer with upstream's weights, translated, gives y, and from dy the gradients of x and of them.
+    """Assert that the mixer with upstream's translated weights returns y, and for dy the gradients of x and weights.
 
     Returns:
         The last state.
@@ -69,11 +69,11 @@ def assert_same(
 
 
 def take(record: Any, prefix: str) -> Weights:
-    """The tensors of a record whose names begin with the prefix, without it."""
+    """The tensors of a record whose names start with the prefix, which is removed."""
     return {key.removeprefix(prefix): torch.from_numpy(record[key]) for key in record.files if key.startswith(prefix)}
 
 
-# Upstream's parameters as the zoo's, and the zoo's state beside upstream's.
+# Functions that translate upstream's parameters into the zoo's, and pair the zoo's states with upstream's.
 
 
 def linear_attention(w: Weights) -> Weights:
@@ -82,7 +82,7 @@ def linear_attention(w: Weights) -> Weights:
 
 
 def joined(w: Weights) -> Weights:
-    """Projections, and convolutions where there are, of queries, keys and values in one."""
+    """Concatenate the projections of queries, keys and values, and their convolutions if present."""
     ours = {
         "qkv_proj.weight": torch.cat([w[f"{name}_proj.weight"] for name in "qkv"]),
         "out_proj.weight": w["o_proj.weight"],
@@ -99,7 +99,7 @@ def gated_linear_attention(w: Weights) -> Weights:
         "decay_up.weight": w["gk_proj.1.weight"],
         "decay_up.bias": w["gk_proj.1.bias"],
         "gate_proj.weight": w["g_proj.weight"],
-        "gate_proj.bias": torch.zeros(len(w["g_proj.weight"]), dtype=torch.float64),  # the paper has one
+        "gate_proj.bias": torch.zeros(len(w["g_proj.weight"]), dtype=torch.float64),  # only the paper has it
         "norm.weight": w["g_norm_swish_gate.weight"],
     }
 
@@ -221,7 +221,7 @@ def mlstm(w: Weights) -> Weights:
         "in_proj.weight": w["proj_up.weight"],
         "conv.weight": w["conv1d.conv.weight"].squeeze(1),
         "conv.bias": w["conv1d.conv.bias"],
-        "norm_weight": 1 + w["mlstm_cell.outnorm.weight"],  # theirs is kept as the distance from one
+        "norm_weight": 1 + w["mlstm_cell.outnorm.weight"],  # upstream stores weight - 1
         "skip": w["learnable_skip"],
         "out_proj.weight": w["proj_down.weight"],
     }
@@ -238,7 +238,7 @@ def mamba(w: Weights) -> Weights:
 
 
 def log_linear_ssd(w: Weights) -> Weights:
-    """Theirs has the levels' projection below that of dt, of a head for each level."""
+    """Upstream's in_proj has the levels' projection as its last rows, after dt."""
     ours = mamba({name: tensor for name, tensor in w.items() if name != "L"})
     inner, levels = w["in_proj.weight"].split((len(w["in_proj.weight"]) - w["L"].numel(), w["L"].numel()))
     return {**ours, "in_proj.weight": inner, "levels.proj.weight": levels, "levels.scale": w["L"].flatten()}
@@ -250,7 +250,7 @@ def log_linear_gated_delta_net(w: Weights) -> Weights:
 
 
 def pairs(d_state: int, angles: int) -> list[int]:
-    """Where the zoo's channels of a state stand upstream: the turned pair (m, m + angles) is (2 m, 2 m + 1) there."""
+    """Upstream's index of each state channel of the zoo: the rotated pair (m, m + angles) is (2m, 2m + 1) upstream."""
     return [*range(0, 2 * angles, 2), *range(1, 2 * angles, 2), *range(2 * angles, d_state)]
 
 
@@ -295,7 +295,7 @@ def s4d(w: Weights) -> Weights:
 
 
 def ring(w: Weights) -> Weights:
-    """The LRU. It takes Re(C h), where the zoo counts a pole for itself and its conjugate: half of C."""
+    """The LRU. Upstream takes Re(C h); the zoo counts a pole and its conjugate, so C is halved."""
     return {
         "log_rate": w["nu_log"],
         "frequency": w["theta_log"].exp(),
@@ -328,7 +328,7 @@ def forgetting_attention(w: Weights) -> Weights:
 
 
 def forgetting_states(state: Any, theirs: Weights, _: Weights) -> list[tuple[Tensor, Tensor]]:
-    """They cache log f of each position, the zoo its sum over the later ones."""
+    """Upstream caches log f per position, the zoo its sum over later positions."""
     later = theirs["f"].sum(1, keepdim=True) - theirs["f"].cumsum(1)
     return [
         (state.keys, theirs["k"].transpose(1, 2)),
@@ -353,7 +353,7 @@ def path_attention(w: Weights) -> Weights:
 
 
 def path_states(state: Any, theirs: Weights, _: Weights) -> list[tuple[Tensor, Tensor]]:
-    """Their reference returns no moved keys; the others of its cache."""
+    """Upstream's reference does not return the transformed keys; the rest of its cache is compared."""
     later = theirs["g"].sum(1, keepdim=True) - theirs["g"].cumsum(1)
     return [
         (state.values, theirs["v"].transpose(1, 2)),
@@ -364,7 +364,7 @@ def path_states(state: Any, theirs: Weights, _: Weights) -> list[tuple[Tensor, T
 
 def slstm(w: Weights) -> Weights:
     recurrent, bias = w["slstm_cell._recurrent_kernel_"], w["slstm_cell._bias_"]  # (heads, gates * out, in), flat
-    gates = ("fgate", "igate", "zgate", "ogate")  # theirs, in the order i, f, z, o of the cell
+    gates = ("fgate", "igate", "zgate", "ogate")  # upstream's names of the cell's i, f, z, o
     return {
         "conv.weight": w["conv1d.conv.weight"].squeeze(1),
         "conv.bias": w["conv1d.conv.bias"],
@@ -412,7 +412,7 @@ def lightning_attention(w: Weights) -> Weights:
 
 
 def differential_attention(w: Weights) -> Weights:
-    """Theirs has the first softmax of every head, then the second; likewise the halves of the values."""
+    """Upstream orders the first softmax of all heads before the second, and halves of values likewise."""
     pairs = {
         f"{n}_proj.weight": w[f"{n}_proj.weight"].unflatten(0, (2, 3, 4)).transpose(0, 1).flatten(0, 2) for n in "qkv"
     }
@@ -421,12 +421,12 @@ def differential_attention(w: Weights) -> Weights:
 
 
 def pairs_apart(t: Tensor) -> Tensor:
-    """Order of the last axis as neighbouring pairs, turned into first and second halves."""
+    """Reorder the last axis from neighbouring pairs to first and second halves."""
     return torch.cat((t[..., ::2], t[..., 1::2]), dim=-1)
 
 
 def mla(w: Weights) -> Weights:
-    """Theirs turns neighbouring channels: of the last 4 of each of 4 heads, and of the last 4 beside the latent."""
+    """Upstream rotates neighbouring channels: the last 4 of each of 4 heads, and the 4 after the latent."""
     q = w["q_b_proj.weight"].unflatten(0, (4, 7)).transpose(1, 2)
     latent, k = w["kv_a_proj_with_mqa.weight"].split((6, 4))
     return {
@@ -441,7 +441,7 @@ def mla(w: Weights) -> Weights:
 
 
 def dsa(w: Weights) -> Weights:
-    """Theirs turns the index by halves, as the zoo does."""
+    """Upstream rotates the indexer's channels by halves, like the zoo."""
     index = {
         "index_query_proj.weight": "wq_b.weight",
         "index_key_proj.weight": "wk.weight",
@@ -462,7 +462,7 @@ def mla_states(state: Any, theirs: Weights, _: Weights) -> list[tuple[Tensor, Te
 
 @dataclass(frozen=True)
 class Twin:
-    """The zoo's mixer of a record, its parameters from upstream's, and the pairs of states to compare."""
+    """The zoo's mixer for a record: its options, the translation of weights, and the pairs of states to compare."""
 
     name: str
     options: dict[str, Any]
@@ -471,13 +471,13 @@ class Twin:
 
 
 def alike(*names: str) -> Callable[[Any, Weights, Weights], list[tuple[Tensor, Tensor]]]:
-    """Parts of the state that have the name and the shape that they have upstream."""
+    """Pair the parts of the state that have the same name and shape upstream."""
     return lambda state, theirs, _: [(getattr(state, name), theirs[name]) for name in names]
 
 
 def mamba_states(state: Any, theirs: Weights, _: Weights, swap: bool) -> list[tuple[Tensor, Tensor]]:
     h = theirs["h"].transpose(2, 3) if swap else theirs["h"]
-    return [(state.h, h), (state.conv, theirs["conv"][:, :, 1:].transpose(1, 2))]  # they keep one input more
+    return [(state.h, h), (state.conv, theirs["conv"][:, :, 1:].transpose(1, 2))]  # upstream keeps one input more
 
 
 def mamba3_twin(angles: int, **options: Any) -> Twin:
@@ -508,7 +508,7 @@ TWINS = {
         "log_linear_gated_delta_net",
         {"n_heads": 2, "d_head": 4, "n_levels": 8},
         log_linear_gated_delta_net,
-        alike("conv"),  # their levels are gathered a position later than ours
+        alike("conv"),  # upstream merges its levels one position later
     ),
     "kda": Twin("kda", {"n_heads": 2, "expand": 2, "beta_max": 2.0}, kda, alike("S", "conv")),
     "gdn2": Twin("gdn2", {"n_heads": 2, "expand": 2, "beta_max": 2.0}, kda, alike("S", "conv")),
@@ -629,7 +629,7 @@ def test_the_mixer_is_upstreams_layer(name: str, length: int) -> None:
 
 @pytest.mark.parametrize("d_state", [2, 6, 16])
 def test_s5_starts_with_the_published_frequencies(d_state: int) -> None:
-    """And in the eigenvectors of HiPPO-LegS plus the rank-one term that makes it normal."""
+    """And with the eigenvectors of HiPPO-LegS plus the rank-one term that makes it normal."""
     published = np.load(RECORDS / "s5-7.npz")[f"start.{d_state}"]
     frequency, vectors = hippo_modes(d_state)
     assert_close(torch.cat((-frequency.flip(0), frequency)), published)

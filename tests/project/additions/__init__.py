@@ -1,5 +1,4 @@
-"""A mixer and a task that the project does not have: what CONTRIBUTING's steps ask for, written out.
+"""A complete mixer and a complete task, as CONTRIBUTING's steps for additions ask for them.
 
-tests/project/test_additions.py puts them into a copy of the project, and runs there what it says of any mixer and
-any task.
+tests/project/test_additions.py adds them to a copy of the project and runs the tests of any mixer and any task there.
 """

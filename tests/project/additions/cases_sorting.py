@@ -1,4 +1,4 @@
-"""sorting."""
+"""Case of the task sorting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.tasks.case import Answers, Options, TaskCase
 
 
 def solve_sorting(options: Options, inputs: list[int], asked: list[int]) -> Answers:
-    """Take the smallest away again and again."""
+    """Remove the smallest number again and again."""
     left, answers = [number for number in inputs if number], {}
     for position in asked:
         answers[position] = min(left)

@@ -1,4 +1,4 @@
-"""Retention: linear attention whose heads forget, each at a rate of its own that is not learned."""
+"""Retention: linear attention with a fixed decay per head."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RetentionState(NamedTuple):
 
 
 class Retention(SequenceMixer):
-    """Linear attention whose heads forget, each at a rate of its own that is not learned.
+    """Linear attention with a fixed decay per head.
 
         S_t = gamma_h S_{t-1} + k_t v_t^T                          gamma_h = 1 - 2^(-5-h), h = 0 ... n_heads - 1
         y   = out_proj(silu(W_g x) RMSNorm(S_t^T q_t / sqrt(d_head)))
@@ -32,14 +32,14 @@ class Retention(SequenceMixer):
 
     State. n_heads x d_head x d_head numbers, at least float32. It does not grow.
 
-    Interaction rank. The recurrence itself: n_heads. The gate acts on channels: n_heads * d_head, at most d_model^2.
+    Interaction rank. n_heads for the recurrence; n_heads * d_head, at most d_model^2, with the gate on channels.
 
     Source. Sun et al. 2307.08621, without the rotation of queries and keys.
 
     Args:
         d_model: width of input and output.
-        n_heads: heads.
-        d_head: width of a head; d_model / n_heads when absent.
+        n_heads: number of heads.
+        d_head: width of a head; default d_model / n_heads.
 
     Raises:
         ValueError: sizes that are not positive, heads that do not divide.

@@ -1,4 +1,4 @@
-"""The lines that tests/reference.py gains: retention as a loop over positions, in NumPy float64."""
+"""Additions to tests/reference.py: retention as a loop over positions, in NumPy float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Say a list of numbers again, the smallest first."""
+"""Sort a list of numbers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tasks.spec import IGNORED, TaskSpec
 
 
 class Sorting(Task):
-    """Say a list of numbers again, the smallest first.
+    """Repeat a list of numbers in ascending order.
 
     Definition, with V = vocab_size, L = seq_len: L/2 numbers, independent and uniform on 1 ... V - 1, then L/2 zeros.
     The label at the i-th zero is the i-th smallest of the numbers.
 
-    Source: a task of this test.
+    Source: written for this test.
 
-    Prediction: Counting is enough: a state of vocab_size - 1 counts holds all that is asked for.
+    Prediction: Counting is enough: a state of vocab_size - 1 counts determines the answers.
 
         >>> task = Sorting(vocab_size=9, seq_len=8)
         >>> example = task.sample(np.random.default_rng(0), 1)
@@ -26,8 +26,8 @@ class Sorting(Task):
         -100 -100 -100 -100 3 5 6 7
 
     Args:
-        vocab_size: numbers, and the zero behind them.
-        seq_len: length of a sequence, even.
+        vocab_size: number of tokens, the zero included.
+        seq_len: length of the sequence, even.
     """
 
     def __init__(self, vocab_size: int = 16, seq_len: int = 32) -> None:

@@ -1,1 +1,1 @@
-"""Our generators against those of the projects that published the tasks: recorded statistics."""
+"""Compare our task generators with the published ones, by recorded statistics."""

@@ -1,7 +1,7 @@
-"""Our examples against the recorded ones of those who published the tasks: histograms of a number per row.
+"""Statistics of our examples match those recorded from the published generators.
 
-Two histograms are compared by the chi-square test of homogeneity, at its 1 - 1e-6 quantile; the seed is fixed, so a
-test that passes passes always.
+Each statistic is one number per row. We compare its histograms by the chi-square test of homogeneity at level 1e-6; the
+seed is fixed, so the outcome never varies.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ OURS: dict[str, tuple[str, dict[str, Any], str]] = {name: (name, {}, "test") for
     "stacked_mqar": ("stacked_mqar", {"seq_len": 48, "n_symbols": 64, "d_key": 1, "n_passes": 2}, "test"),
     "automata": ("automata", {"seq_len": 256, "max_states": 12, "max_word": 49}, "test"),
 }
-"""The task, its options and the split that each record is of."""
+"""{record: (task, options, split)}."""
 
 QUICK = ("mqar-basic", "in_context_recall", "selective_copying", "copying", "adding", "even_pairs")
-"""Records of tasks that are drawn at once; the others take a second each."""
+"""Records of tasks that are quick to draw; the others take a second each and are slow tests."""
 
 Counts = dict[int, int]
 
@@ -66,7 +66,7 @@ def histograms(name: str) -> dict[str, Counts]:
 
 @cache
 def examples(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """As many of ours as were recorded."""
+    """Inputs and labels of our generator, as many rows as were recorded, in upstream's form."""
     task_name, options, split = OURS[name]
     if task_name == "selectivbench":
         grammars = (tasks.create_task(task_name, **options, grammar_seed=i) for i in range(ROWS[name]))
@@ -93,7 +93,7 @@ def examples(name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def stacked_numbers(options: dict[str, Any], inputs: np.ndarray) -> np.ndarray:
-    """The numbers of keys and values whose only channel is given; where there is no value, any number."""
+    """Indices of the key and value vectors nearest to the inputs' only channel; arbitrary if there is no value."""
     n = options["n_symbols"]
     drawn = np.random.default_rng(options["vector_seed"]).standard_normal(2 * n).astype(np.float32)
     return np.stack([np.abs(inputs[:, :, i, None] - drawn[n * i : n * (i + 1)]).argmin(axis=2) for i in (0, 1)], axis=2)
@@ -105,13 +105,13 @@ def numbers(name: str) -> dict[str, np.ndarray]:
 
 
 def apart(ours: Counts, theirs: Counts) -> float:
-    """How far two histograms are apart, as a multiple of what chance allows."""
-    if len(theirs) == 1 and ours.keys() != theirs.keys():  # what is certain there is certain here
+    """Chi-square statistic of two histograms, divided by its 1 - 1e-6 quantile."""
+    if len(theirs) == 1 and ours.keys() != theirs.keys():  # a constant upstream must be the same constant here
         return float("inf")
     cells, cell = [], np.zeros(2)
     for value in sorted({*ours, *theirs}):
         cell = cell + np.array([ours.get(value, 0), theirs.get(value, 0)])
-        if cell.sum() >= 20:  # few in a cell, and the statistic no longer follows its law
+        if cell.sum() >= 20:  # with fewer per cell the statistic does not follow the chi-square law
             cells.append(cell)
             cell = np.zeros(2)
     if cell.sum():
@@ -131,14 +131,14 @@ def apart(ours: Counts, theirs: Counts) -> float:
         if what != "padding of all"
     ],
 )
-def test_examples_look_like_those_of_who_published_the_task(name: str, what: str) -> None:
+def test_statistics_of_examples_match_the_published_generators(name: str, what: str) -> None:
     ours, theirs = counts(numbers(name)[what]), histograms(name)[what]
     assert apart(ours, theirs) < 1, f"ours {ours}, theirs {theirs}"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SUMMARIES if "constant guess" in recorded(name)])
-def test_the_best_constant_guess_scores_what_it_scored_there_by_both_accuracies(name: str) -> None:
+def test_the_best_constant_guess_has_upstreams_micro_and_macro_accuracy(name: str) -> None:
     task_name, options, split = OURS[name]
     task, scored = tasks.create_task(task_name, **options), examples(name)[1]
     labels = torch.from_numpy(scored[scored != IGNORED])
@@ -146,7 +146,7 @@ def test_the_best_constant_guess_scores_what_it_scored_there_by_both_accuracies(
     guess = torch.full_like(labels, int(torch.bincount(labels).argmax()))
     metric = MacroAccuracy(task.spec.n_outputs)
     metric.update(guess, labels)
-    if name != "compression":  # there the marker is a class to be answered too
+    if name != "compression":  # upstream also scores the marker, which is a class there
         assert float(metric.compute()) == pytest.approx(theirs["macro"], rel=1e-3)
         micro = float((guess == labels).float().mean())
         assert micro == pytest.approx(theirs["micro"], abs=5 * np.sqrt(theirs["micro"] / len(scored)))
@@ -156,12 +156,12 @@ def test_the_best_constant_guess_scores_what_it_scored_there_by_both_accuracies(
         assert chance == pytest.approx(theirs["micro"], abs=5 * np.sqrt(chance / len(scored)))
 
 
-def test_names_and_facts_have_as_many_values_as_upstream_lists() -> None:
+def test_capos_names_and_facts_have_upstreams_numbers_of_values() -> None:
     assert list(recorded("capo")["sizes"].values()) == capo.SIZES[capo.SIZES > 1].tolist()
 
 
 @pytest.mark.parametrize("grammar", ["cfg3f", "cfg3k"])
-def test_the_next_tokens_of_a_sentence_are_as_likely_as_upstream_finds(grammar: str) -> None:
+def test_lanos_next_token_probabilities_are_upstreams(grammar: str) -> None:
     found = recorded(f"lano-{grammar}")
     sentence = np.array([4, *found["sentence"]]) - 1
     task = Lano(grammar=grammar, n_levels=len(found["rules"]), seq_len=len(sentence))
@@ -169,5 +169,5 @@ def test_the_next_tokens_of_a_sentence_are_as_likely_as_upstream_finds(grammar: 
     np.testing.assert_allclose(task.probabilities(sentence[None])[0], theirs, rtol=0, atol=1e-6)
 
 
-def test_there_is_a_record_of_each_generator() -> None:
+def test_every_generator_has_a_record() -> None:
     assert sorted(path.stem for path in RECORDS.iterdir()) == sorted(GENERATORS) == sorted(SUMMARIES) == sorted(OURS)
