@@ -258,7 +258,7 @@ def test_other_lengths_are_tested_logged_and_printed(
     at = {length: found["test"]["at_length"][str(length)]["accuracy"] for length in (12, 24, 40)}
     assert at[40] is None
     assert 0 <= at[12] <= 1
-    assert logged == ["length 40 is not tested: sequence of 40 exceeds max_seq_len=32"]
+    assert logged == ["length 40 is not tested: sequence of 40 positions exceeds max_seq_len=32"]
     assert re.search(rf"test accuracy at length 24 .* {at[24]:.4g}", capsys.readouterr().out)
     curves = small.curves(path)
     assert curves["test_by_length/accuracy"] == [(length, pytest.approx(at[length])) for length in (12, 24)]
@@ -313,9 +313,9 @@ def test_the_command_to_resume_omits_flags_that_would_restart() -> None:
         ("--ckpt_path nowhere.ckpt", "no checkpoint at nowhere.ckpt"),
         ("--test_only", "no run at "),
         ("--task.cache true --task.cache_dir {file}", "cannot write the task cache"),
-        ("--mixer factorized --mixer.max_seq_len 15", "sequence of 16 exceeds max_seq_len=15"),
+        ("--mixer factorized --mixer.max_seq_len 15", "sequence of 16 positions exceeds max_seq_len=15"),
         ("--mixer dsa --mixer.top_k 17", "top_k=17 is more than the 16 positions"),
-        ("--mixer factorized --mixer.max_seq_len 20 --task.test_segments {{seq_len:\\ 24}}", "sequence of 24 exceeds"),
+        ("--mixer factorized --mixer.max_seq_len 20 --task.test_segments {{seq_len:\\ 24}}", "sequence of 24 positions exceeds"),
         ("--trainer.max_steps -1 --trainer.max_epochs -1", "the learning rate schedule needs an end"),
         ("--trainer.check_val_every_n_epoch 2", "=2: a run of trainer.max_steps is one epoch; give"),
         ("--trainer.max_steps 0", "trainer.max_steps must be positive, got 0"),
