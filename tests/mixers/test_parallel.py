@@ -223,7 +223,7 @@ def check_refusals(n_ranks: int) -> None:
         split.part(torch.zeros(1, n_ranks - 1, D_MODEL))
     with refused("at least one position"):
         split(torch.zeros(1, split.rank, D_MODEL))
-    with refused("the same rows"):
+    with refused("the same batch size"):
         split(torch.zeros(1 + split.rank, 1, D_MODEL))
     with refused("Own: its state lists S as carried, but it called no recurrence of zoo.ops"):
         parallel.sequence(Own(D_MODEL))(torch.zeros(1, 3, D_MODEL))
