@@ -315,7 +315,10 @@ def test_the_command_to_resume_omits_flags_that_would_restart() -> None:
         ("--task.cache true --task.cache_dir {file}", "cannot write the task cache"),
         ("--mixer factorized --mixer.max_seq_len 15", "sequence of 16 positions exceeds max_seq_len=15"),
         ("--mixer dsa --mixer.top_k 17", "top_k=17 is more than the 16 positions"),
-        ("--mixer factorized --mixer.max_seq_len 20 --task.test_segments {{seq_len:\\ 24}}", "sequence of 24 positions exceeds"),
+        (
+            "--mixer factorized --mixer.max_seq_len 20 --task.test_segments {{seq_len:\\ 24}}",
+            "sequence of 24 positions exceeds",
+        ),
         ("--trainer.max_steps -1 --trainer.max_epochs -1", "the learning rate schedule needs an end"),
         ("--trainer.check_val_every_n_epoch 2", "=2: a run of trainer.max_steps is one epoch; give"),
         ("--trainer.max_steps 0", "trainer.max_steps must be positive, got 0"),
