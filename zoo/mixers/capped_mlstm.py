@@ -47,7 +47,7 @@ class CappedMLSTM(SequenceMixer):
 
     Source. Beck et al. 2503.13427, section 2; transformers 5.23.0, models/xlstm/modeling_xlstm.py, class xLSTMLayer. As
     there, 1e-6 is added to the denominator after the division by exp(m), and parameters start as in a model of one
-    layer, except b_i. Theirs starts at -10 (our input_bias); the denominator is then one for any input, so n learns
+    layer, except b_i. Theirs starts at -10 (input_bias -10); the denominator is then one for any input, so n learns
     nothing.
 
     Not here. Biases of the projections.

@@ -1,4 +1,4 @@
-"""Comba: a gated delta rule that feeds back part of its state's answer and corrects its queries."""
+"""Comba: a gated delta rule with partial erasure and corrected queries."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Comba(SequenceMixer):
     key. Decay and erasure both act on the previous state. The query is corrected by the key of its own position, so it
     reads less of the value just written.
 
-    Coefficients. q, k, a, beta, the sigmoid factor of silu(v), 1/rms, the output gate's sigmoid. The offset is zero.
+    Coefficients. q, k, a, beta, the sigmoid factor of v, 1/rms, the output gate's sigmoid. The offset is zero.
 
     State. n_heads x d_head x (expand d_head) numbers, at least float32, and the convolution's last d_conv - 1 inputs of
     n_heads (2 + expand) d_head channels. It does not grow.

@@ -29,7 +29,7 @@ class ConvState(NamedTuple):
 
 
 class LagFilter(nn.Module):
-    """A kernel as long as the sequence: a network with layers of these widths, applied to sines and cosines of the lag.
+    """A kernel as long as the sequence: layers of these widths on the lag and on sines and cosines of the lag.
 
     Subclasses define `forward(n_lags)`, which returns the kernel.
     """

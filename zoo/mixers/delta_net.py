@@ -34,7 +34,7 @@ class DeltaNet(SequenceMixer):
     eigenvalue 1 - beta then reaches -1, a reflection (Grazzi et al. 2411.12537), which tracking a state such as parity
     requires. Within a chunk, the product of these maps takes one triangular solve (WY form).
 
-    Coefficients. q, k, beta, the sigmoid factor of silu(v), 1/rms. The offset is zero.
+    Coefficients. q, k, beta, the sigmoid factor of v, 1/rms. The offset is zero.
 
     State. n_heads x d_head x d_head numbers, at least float32, and the convolution's last d_conv - 1 inputs of 3
     n_heads d_head channels. It does not grow.

@@ -52,7 +52,7 @@ class DeltaProduct(SequenceMixer):
     to 2^(n_levels - 1) positions, as in `ssd`. Every state decays and is erased; a position writes only to its own
     levels, and reads sqrt(d_head) sum_l lambda_t^l S_l^T q_t with lambda_t = softplus(s * W_l x_t).
 
-    Coefficients. q, k, the decay, beta, lambda, the sigmoid factor of silu(v), 1/rms, silu(W_g x). The offset is zero.
+    Coefficients. q, k, the decay, beta, lambda, the sigmoid factor of v, 1/rms, silu(W_g x). The offset is zero.
 
     State. n_heads x d_head x (expand d_head) numbers, at least float32, and the convolution's last d_conv - 1 inputs of
     n_heads (1 + n_householder (1 + expand)) d_head channels, fewer if heads share keys. With n_levels, n_levels times

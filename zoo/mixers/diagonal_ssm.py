@@ -29,8 +29,8 @@ class DiagonalSSM(SequenceMixer):
         h_t = lambda h_{t-1} + gain B x_t
         y_t = Re(C h_t) + D x_t
 
-    There are d_state / 2 complex poles. Each represents a conjugate pair and counts twice in y. `init` selects the
-    initial poles, and whether the gain is learned.
+    init real_log has d_state real poles. The others have d_state / 2 complex ones, each of which represents a conjugate
+    pair and counts twice in y.
 
     Coefficients. None: W_ij = Re(C lambda^(i-j) gain B), plus D at lag zero, does not depend on x. The offset is zero.
 

@@ -32,7 +32,7 @@ class ForgettingAttentionState(NamedTuple):
 
 
 class ForgettingAttention(SequenceMixer):
-    """Causal softmax attention with a forget gate: logits fall by log f of each later position.
+    """Causal softmax attention with a forget gate: log f of each position lowers the logits of all earlier ones.
 
         f_t   = sigmoid(w_f x_t + b_f), a number for each head
         a_ij  = softmax over j <= i of (q_i . k_j / sqrt(d_head) + log f_{j+1} + ... + log f_i)

@@ -93,7 +93,7 @@ class GatedAttention(SequenceMixer):
 
     def rank_law(self, seq_len: int) -> int:
         shared = self.n_heads // self.n_kv_heads
-        if self.gate == "head":  # as without a gate, which only scales a head's rows
+        if self.gate == "head":  # as without a gate: it only scales a head's rows
             return self.n_kv_heads * min(shared, self.d_model * self.d_head)
         # Each value channel has a map of rank one, its column of out_proj times its row of W_v. Heads that share a row
         # of W_v span at most d_model such maps. In row i, the weights of all heads are vectors over i positions.

@@ -41,7 +41,7 @@ class GatedSlotAttention(SequenceMixer):
     recurrences have a decay per slot: at 1,024 positions on a CPU, training runs at less than half the speed of
     `gated_delta_net`.
 
-    Coefficients. softmax(K^T q), a, the sigmoid factors of silu(v) and of the output SiLU, 1/rms. The offset is zero.
+    Coefficients. softmax(K^T q), a, the sigmoid factors of both SiLUs on values, 1/rms. The offset is zero.
 
     State. Twice n_heads x d_head x n_slots numbers, at least float32. It does not grow.
 

@@ -50,7 +50,7 @@ class HGRN2(SequenceMixer):
         d_model: width of input and output.
         n_heads: heads.
         d_head: width of a head; default d_model / n_heads.
-        lower_bound: smallest possible decay.
+        lower_bound: lower bound of the decays a.
 
     Raises:
         ValueError: non-positive sizes, n_heads that does not divide d_model, a lower bound outside [0, 1).

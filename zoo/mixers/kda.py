@@ -42,7 +42,7 @@ class KimiDelta(SequenceMixer):
     sigmoid(W_e x_t) over the key channels and a write gate w_t = sigmoid(W_w x_t) over the value channels.
     `configs/mixer/kda.yaml` trains with beta_max 2, where eigenvalues reach -1 (Grazzi et al. 2411.12537).
 
-    Coefficients. q, k, a, e, w, the sigmoid factor of silu(v), 1/rms, the output gate's sigmoid. The offset is zero.
+    Coefficients. q, k, a, e, w, the sigmoid factor of v, 1/rms, the output gate's sigmoid. The offset is zero.
 
     State. n_heads x d_head x (expand d_head) numbers, at least float32, and the convolution's last d_conv - 1 inputs of
     n_heads (2 + expand) d_head channels. It does not grow.

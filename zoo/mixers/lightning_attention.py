@@ -35,7 +35,7 @@ class LightningAttention(SequenceMixer):
     attention. For both, use `hybrid` with a pattern such as `[lightning_attention, {name: lightning_attention,
     slope_scale: 0.5}, attention]`.
 
-    Coefficients. q, k, the sigmoid factor of silu(v), 1/rms, the sigmoid of the gate. The offset is zero.
+    Coefficients. q, k, the sigmoid factor of v, 1/rms, the sigmoid of the gate. The offset is zero.
 
     State. n_heads x d_head x d_head numbers, at least float32. It does not grow.
 

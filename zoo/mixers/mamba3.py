@@ -87,8 +87,8 @@ class Mamba3(SequenceMixer):
         dt_min, dt_max: range of dt at initialisation, log-uniform, at least 1e-4.
 
     Raises:
-        ValueError: non-positive sizes or do not divide evenly, a d_state that is not a multiple of 4 (rotated half) or
-            2 (all), an unknown choice, an empty range.
+        ValueError: sizes that are not positive or do not divide evenly, a d_state that is not a multiple of 4 (rotated
+            half) or 2 (all), an unknown choice, an empty range.
     """
 
     undecayed = ("dt_bias", "D")  # not B_bias and C_bias, as in the authors' code

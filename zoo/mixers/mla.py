@@ -63,7 +63,7 @@ class LatentAttention(SequenceMixer):
             least 2.
         d_query: width of a normed latent from which queries are computed; default none, queries are computed from x.
         rope_base: base of the RoPE wavelengths; larger values rotate more slowly.
-        rope_scaling: as in `attention`, except type dynamic, which would rotate cached keys again.
+        rope_scaling: as in `attention`, except type dynamic, which would need cached keys to be rotated again.
         position: rope, or none to leave the shared channels unrotated.
 
     Raises:

@@ -71,7 +71,7 @@ class PathAttention(SequenceMixer):
         n_kv_heads: heads of keys, values and maps, shared by groups of query heads; default n_heads.
         w_rank: rank of the map that computes w.
         d_conv: width of the causal convolution on w; 1 sees only the current position.
-        forget_gate: lower logits by log f of each later position.
+        forget_gate: add a forget gate: log f of each position lowers the logits of all earlier ones.
 
     Raises:
         ValueError: non-positive sizes, head counts that do not divide evenly.

@@ -44,7 +44,8 @@ class RWKV4(SequenceMixer):
 
     Source. Peng et al. 2305.13048, section 3; BlinkDL/RWKV-LM, commit 083f950, RWKV-v4/src/model.py. Parameters start
     as in the first layer of a deep model of the authors, except W_r, W_k and out_proj, which are zero there and start
-    as nn.Linear here. transformers 5.23 starts the bonus at one; the authors start it at log 0.3 plus a zigzag of 1/2.
+    as nn.Linear does here. transformers 5.23 starts the bonus at one; the authors start it at log 0.3 plus a zigzag of
+    1/2.
 
     Args:
         d_model: width of input and output.

@@ -56,7 +56,7 @@ class RWKV7(SequenceMixer):
     Source. Peng et al. 2503.14456, section 4; flash-linear-attention, commit bc3b101, fla/layers/rwkv7.py and
     fla/ops/generalized_delta_rule/dplr/naive.py. Parameters start as in the first layer of a deep model, with two
     departures. No map starts at zero: D and out_proj start as nn.Linear does, since a zero map has no operator and
-    blocks the gradient of the maps before it. And the norm's weight starts at one; theirs grows with the depth up to
+    blocks the gradient of the maps next to it. And the norm's weight starts at one; theirs grows with the depth up to
     one.
 
     Not here. The values of the first layer, which the authors mix into the values of all other layers (v_first). A

@@ -101,8 +101,8 @@ class SSD(SequenceMixer):
         n_levels: states of each head, a Fenwick tree over up to 2^(n_levels - 1) positions; 0 for a single state.
 
     Raises:
-        ValueError: non-positive sizes or do not divide evenly, an unknown init, an empty range of dt, a negative
-            dt_floor; at run time, a sequence of more positions than the tree holds.
+        ValueError: sizes that are not positive or do not divide evenly, an unknown init, an empty range of dt, a
+            negative dt_floor; at run time, a sequence of more positions than the tree holds.
     """
 
     undecayed = ("A_log", "D", "dt_bias")

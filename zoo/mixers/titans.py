@@ -37,13 +37,13 @@ class Titans(SequenceMixer):
         S_t = (1 - alpha_t) S_{t-1} + Z_t
         y   = out_proj(sigmoid(W_g x) RMSNorm(S_t^T q_t / sqrt(d_head)))
 
-    Z is the negative gradient step of |S^T k - v|^2 / 2 plus a share of the step before it, so a surprising value
+    Z is a gradient descent step on |S^T k - v|^2 / 2 plus a share of the step before it, so a surprising value
     continues to be written at later positions. Without momentum and decay this is the delta rule, `delta_net`.
 
     Momentum can overshoot. Under a key that repeats, the memory oscillates about the value and converges for every step
     size up to one. If keys change, no bound on S is known.
 
-    Coefficients. q, k, theta, eta, alpha, the sigmoid factor of silu(v), 1/rms, the output gate's sigmoid. The offset
+    Coefficients. q, k, theta, eta, alpha, the sigmoid factor of v, 1/rms, the output gate's sigmoid. The offset
     is zero.
 
     State. Twice n_heads x d_head x d_head numbers, at least float32, and the convolution's last d_conv - 1 inputs of 3

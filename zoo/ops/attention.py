@@ -229,7 +229,7 @@ def forgotten_since(
 
 
 def query_blocks(q: Float[Tensor, "batch n_heads seq d_head"]) -> list[tuple[int, int]]:
-    """Return (first, last) of each block of queries whose weights are computed together.
+    """Return (first, last), last exclusive, of each block of queries whose weights are computed together.
 
     Blocks have a fixed size, so that memory is linear in the sequence. Short sequences, and compiled or mapped code,
     have a single block.

@@ -43,7 +43,7 @@ def delta_attend(
         k: keys of the cached slots, then the chunk's.
         v: values of the chunk.
         beta: share of the readout that is subtracted; outside [-1, 1], u may grow exponentially.
-        cache: u of the cached slots; its dtype is used throughout.
+        cache: u of the cached slots; the computation uses its dtype.
         cached: filled slots of each row before the chunk; they are the rightmost ones.
 
     Returns:

@@ -102,7 +102,7 @@ def delta_rule(
         beta: writing strengths, 0 to 2; 0 leaves the state as it is, 1 replaces the value under the key, and above 1
             the eigenvalue 1 - beta |k|^2 can be negative.
         log_decay: logarithm of the decay; default none.
-        state: S before the first position; its dtype is used throughout.
+        state: S before the first position; the computation uses its dtype.
 
     Returns:
         Outputs, and S after the last position.
@@ -128,7 +128,7 @@ def delta_product(
         q: queries, one per position.
         k, v, beta: keys, values and writing strengths, one per step of each position; see `delta_rule`.
         log_decay: logarithm of the decay; default none.
-        state: S before the first position; its dtype is used throughout.
+        state: S before the first position; the computation uses its dtype.
 
     Returns:
         Outputs, and S after the last position.
@@ -167,7 +167,7 @@ def relaxed_delta_rule(
         log_decay: log(a), at least about -1.
         kappa: the direction that is erased, of length one.
         rate: share of it that is erased, per key channel.
-        state: S before the first position; its dtype is used throughout.
+        state: S before the first position; the computation uses its dtype.
 
     Returns:
         Outputs, and S after the last position.
@@ -195,7 +195,7 @@ def fed_back_delta_rule(
         beta: writing strengths.
         log_decay: log(a), at most zero.
         share: share of the value stored under a key that is erased at beta 1.
-        state: S before the first position; its dtype is used throughout.
+        state: S before the first position; the computation uses its dtype.
 
     Returns:
         Outputs, and S after the last position.

@@ -64,7 +64,7 @@ def dplr(
             one column for all of them; None for no decay.
         p, r: erased direction, and direction along which the erased value is read; None, both of them, for no erasure.
             If p is the same tensor object as k, erasing and writing share their matrix products.
-        state: S before the first position; its dtype is used throughout. Under autocast, operands of products are
+        state: S before the first position; the computation uses its dtype. Under autocast, operands of products are
             rounded to autocast's dtype (`chunk_product`). Sums and the state between chunks are not, nor are solves,
             except that the CUDA kernels round the inverse.
 

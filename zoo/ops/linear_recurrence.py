@@ -37,7 +37,7 @@ def linear_recurrence(
     Args:
         decay: factors of the state, of modulus at most one for a stable recurrence.
         written: input of each position. If it is n times as wide as `decay`, n rows of channels share the decays.
-        state: h before the first position; its dtype is used throughout.
+        state: h before the first position; the computation uses its dtype.
         valid: positions that update the state; the others keep it.
 
     Returns:
@@ -80,7 +80,7 @@ def gated_average(
     Args:
         logit: logit of the share of the state that is replaced.
         target: its replacement.
-        state: h before the first position; its dtype is used throughout.
+        state: h before the first position; the computation uses its dtype.
         valid: positions that update the state; the others keep it.
 
     Returns:

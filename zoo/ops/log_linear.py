@@ -64,7 +64,7 @@ def log_linear_ssd(
         q, k, v, log_decay: as in `ssd`.
         weights: weight of each level at each position.
         seen: positions of each row before the first.
-        state: state of each level before the first position; its dtype is used throughout.
+        state: state of each level before the first position; the computation uses its dtype.
         lengths: valid positions of each row; padding must have values of zero and log-decays of zero.
 
     Returns:

@@ -46,7 +46,7 @@ def mlstm(
         v: values.
         log_input: log(i); minus infinity if nothing is written.
         log_forget: log(f), at most zero.
-        memory, normaliser, largest: C, n and m before the first position; their dtype is used throughout.
+        memory, normaliser, largest: C, n and m before the first position; the computation uses their dtype.
 
     Returns:
         h, and C, n and m after the last position.

@@ -62,7 +62,7 @@ def momentum_delta_rule(
         log_keep: logarithm of the kept share of the memory, one minus the weight decay.
         log_momentum: logarithm of the share of a step that the next one repeats; minus infinity, or anything below
             -1000, for none: the delta rule.
-        memory, momentum: S and Z before the first position; their dtype is used throughout.
+        memory, momentum: S and Z before the first position; the computation uses their dtype.
         lengths: valid positions of each row; padding leaves both states as they are.
 
     Returns:

@@ -28,7 +28,7 @@ _labels: dict[Any, str] = {}
 
 
 def compiled(function: Callable[..., Any], fastmath: tuple[str, ...] = ("contract",), label: str | None = None) -> Any:
-    """Return `function` as machine code that releases the GIL. A product and a sum may be fused; all else is exact.
+    """Return `function` as machine code that releases the GIL. By default only a product and a sum may be fused.
 
     Args:
         function: the loops, in the subset of Python that numba compiles.

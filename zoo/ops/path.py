@@ -143,7 +143,7 @@ def path_logits(
         k: keys.
         w: directions, of length one or shorter.
         beta: 0 to 2; 0 moves no key, 2 reflects.
-        cache: keys before the first position, moved by all positions so far; its dtype is used throughout.
+        cache: keys before the first position, moved by all positions so far; the computation uses its dtype.
 
     Returns:
         The logits for the cached slots and the chunk's, and the keys of all of them, moved by all positions.
@@ -170,7 +170,7 @@ def _one_by_one(
 
 
 def _in_pairs(product: Product, q: Tensor, k: Tensor, w: Tensor, beta: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
-    """`_one_by_one` in a fixed number of operations for any length.
+    """`_one_by_one` in a number of operations that is bounded for any length.
 
     All chunks are computed at once: their own logits, their keys moved to their end, their queries moved to their
     start, and their maps, by which later chunks move these keys. Then neighbours are joined, in log2(chunks) steps:

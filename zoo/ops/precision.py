@@ -17,7 +17,7 @@ _NO_CHANGE = nullcontext()  # reused: creating one takes half a microsecond, in 
 
 
 def full_precision(device: torch.device) -> AbstractContextManager[object]:
-    """Switch off autocast on `device`, if it is on: switching takes as long as an operation on one position."""
+    """Switch off autocast on `device` only if it is on: switching takes as long as an operation on one position."""
     if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return _NO_CHANGE

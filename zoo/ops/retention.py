@@ -38,7 +38,7 @@ def retention(
     Args:
         q, k, v: queries, keys and values.
         rates: negated log-decay of each head, at least zero.
-        state: S before the first position; its dtype is used throughout.
+        state: S before the first position; the computation uses its dtype.
         lengths: valid positions of each row; padding writes nothing and forgets nothing.
 
     Returns:
@@ -70,7 +70,7 @@ def retention_with_bonus(
         r, k, v: queries, keys and values.
         log_decay: logarithms of the decays, at most zero.
         bonus: weight of each position's own value.
-        state: S before the first position; its dtype is used throughout.
+        state: S before the first position; the computation uses its dtype.
 
     Returns:
         Outputs, and S after the last position.

@@ -44,7 +44,7 @@ def ridge_queries(
         strength: weights of the keys, at least zero.
         log_decay: logarithm of the decay, at most zero.
         ridge: diagonal of the ridge, positive.
-        state: H before the first position; its dtype is used throughout.
+        state: H before the first position; the computation uses its dtype.
         cg_steps: conjugate gradient steps, at least one. After d_key steps the solution is exact except for roundoff,
             and at most 2 d_key are taken.
 

@@ -34,7 +34,7 @@ def _piece(batch: int, d_inner: int, d_state: int) -> tuple[int, int, int]:
 
 
 def chunk_length(batch: int, d_inner: int, d_state: int, seq_len: int) -> int:
-    """Return the steps of a chunk, a multiple of a piece; backward keeps one state per chunk."""
+    """Return the steps of a chunk, a multiple of a piece; one state per chunk is kept for backward."""
     steps = max(16, min(128, _CHUNK_NUMBERS // max(1, batch * d_inner * d_state)))
     piece = _piece(batch, d_inner, d_state)[2]
     return min(seq_len, max(1, steps // piece) * piece)

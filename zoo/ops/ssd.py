@@ -49,7 +49,7 @@ def ssd(
         q, k: queries and keys; `groups` divides `heads`, and consecutive heads share a group.
         v: values.
         log_decay: logarithm of the decay, at most zero for a stable recurrence.
-        state: S before the first position; its dtype is used throughout.
+        state: S before the first position; the computation uses its dtype.
 
     Returns:
         Outputs, and S after the last position.

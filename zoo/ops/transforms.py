@@ -208,7 +208,7 @@ def transformable(
     Args:
         op: a custom op. Under vmap it is called once per slice.
         keep: `setup_context(ctx, inputs, output)`.
-        differentiate: `backward(ctx, *grads)`; default for an op without a derivative, whose backward pass raises.
+        differentiate: `backward(ctx, *grads)`; default: the op has no derivative, and its backward pass raises.
 
     Returns:
         The function to call in place of `op`.

@@ -64,9 +64,9 @@ def trapezoidal_ssd(
         q: queries.
         k, v: keys and values, with one more position in front: the last one before the chunk.
         log_decay: logarithm of the decay.
-        before, now: weights of the previous and of the current position. If all three are zero, the state does not
-            change.
-        state: S before the first position; its dtype is used throughout.
+        before, now: weights of the previous and of the current position. If these and log_decay are zero, the state
+            does not change.
+        state: S before the first position; the computation uses its dtype.
 
     Returns:
         Outputs, and S after the last position.

@@ -40,7 +40,7 @@ def wkv(
         v: values.
         log_decay: logarithm of the decay per step, at most zero.
         bonus: added to the key of the current position.
-        numerator, denominator, largest: both sums and m before the first position; their dtype is used throughout.
+        numerator, denominator, largest: both sums and m before the first position; the computation uses their dtype.
         valid: positions that write and decay; the others keep the sums.
 
     Returns:
