@@ -710,6 +710,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("mlstm", {"d_block": 3}, "d_inner=16 d_block=3"),
     ("mlstm", {"n_heads": 16}, "n_heads=16 d_inner=16"),
     ("capped_mlstm slstm", {"n_heads": 8}, "n_heads=8"),
+    ("capped_mlstm rwkv6", {"d_head": 1}, "d_head=1"),
     ("capped_mlstm", {"gate_cap": 0.0}, "gate_cap 0.0"),
     ("conv", {"kernel": "long"}, "kernel short implicit"),
     ("rnn", {"nonlinearity": "relu"}, "nonlinearity tanh linear"),

@@ -81,7 +81,10 @@ class CappedMLSTM(SequenceMixer):
         require_positive_number(gate_cap=gate_cap, norm_eps=norm_eps)
         self.n_heads, self.d_head = n_heads, head_width(d_model, n_heads, d_head)
         if self.d_head < 2:
-            raise ValueError(f"the norm of a head needs two channels or more: n_heads={n_heads}, d_model={d_model}")
+            raise ValueError(
+                f"the norm of a head needs two channels or more, got d_head={self.d_head}: "
+                f"n_heads={n_heads}, d_model={d_model}"
+            )
         self.d_key = d_key or self.d_head // 2
         self.gate_cap, self.norm_eps, self.input_bias = gate_cap, norm_eps, input_bias
         keys, values = n_heads * self.d_key, n_heads * self.d_head

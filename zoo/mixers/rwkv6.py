@@ -85,7 +85,10 @@ class RWKV6(SequenceMixer):
         self.n_heads, self.mix_rank = n_heads, mix_rank
         self.d_head = head_width(d_model, n_heads, d_head)
         if self.d_head < 2:
-            raise ValueError(f"the norm of a head needs two channels or more: n_heads={n_heads}, d_model={d_model}")
+            raise ValueError(
+                f"the norm of a head needs two channels or more, got d_head={self.d_head}: "
+                f"n_heads={n_heads}, d_model={d_model}"
+            )
         self.d_key = d_key or self.d_head
         n_keys, n_values = n_heads * self.d_key, n_heads * self.d_head
         self.mu = nn.Parameter(torch.empty(d_model))

@@ -42,9 +42,9 @@ def slstm_scan(
     n are stored divided by exp(m_t), with m_t = max(log i, log f + m_{t-1}), so that nothing overflows; h does not
     depend on m. i, f, tanh(z) / z and sigmoid(o) / n are coefficients.
 
-    In float32, the loop over positions runs in numba on the CPU, if numba is installed and no tracing or transform is
-    active, and in Triton on CUDA. The numba loop keeps one state per 32 positions, the Triton kernel keeps all. The
-    backward pass recomputes the gates.
+    In float32, the loop over positions runs in numba on the CPU, if numba is installed and nothing observes the
+    operations (`loops_suffice`), and in Triton on CUDA. The numba loop keeps one state per 32 positions, the Triton
+    kernel keeps all. The backward pass recomputes the gates.
 
     Args:
         u: input part of the four gates, bias included.

@@ -76,10 +76,7 @@ def _forward(
     batch, heads, seq_len, d_head: tl.constexpr,
     RAGGED: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Fill the states (batch, head, seq + 1, d), which begin with the first, from u (batch, head, seq, 4, d) and maps.
-
-    maps are (head, d, 4, d).
-    """
+    """Fill states (batch, head, seq + 1, d) after the first, from u (batch, head, seq, 4, d), maps (head, d, 4, d)."""
     head = tl.program_id(1)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     here = row < batch
