@@ -21,7 +21,7 @@ from zoo.validate import require_choice, require_positive
 
 Kernel = Literal["short", "implicit"]
 _OMEGA = 10.0  # frequency of the filter's sine activations, as published for language
-FASTEST, SLOWEST = -math.log(1e-2) / 0.3, -math.log(1e-2) / 1.5  # decay to 1 % at 0.3 or 1.5 of max_seq_len
+FASTEST, SLOWEST = -math.log(1e-2) / 0.3, -math.log(1e-2) / 1.5  # rates of decay to 1 % at 0.3 or 1.5 of max_seq_len
 
 
 class ConvState(NamedTuple):

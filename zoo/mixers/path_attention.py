@@ -38,11 +38,11 @@ class PathAttention(SequenceMixer):
         a_ij  = softmax over j <= i of (q_i^T H_i H_{i-1} ... H_{j+1} k_j / sqrt(d_head))
         y_i   = out_proj(sum_{j <= i} a_ij W_v x_j)
 
-    RoPE rotates a key by its distance. Here every position between key and query moves the key along that position's
-    own direction, at most by a reflection. `delta_net` has the same product of maps, which can track states; fixed
-    rotations cannot. forget_gate adds (log f_{j+1} + ... + log f_i) / sqrt(d_head) to the logits, with a sigmoid f per
-    query head; `forgetting_attention` adds the sum undivided. n_kv_heads shares keys, values and maps between groups of
-    query heads.
+    RoPE rotates a key in proportion to its distance. Here every position between key and query moves the key along that
+    position's own direction, at most by a reflection. `delta_net` has the same product of maps, which can track states;
+    fixed rotations cannot. forget_gate adds (log f_{j+1} + ... + log f_i) / sqrt(d_head) to the logits, with a sigmoid
+    f per query head; `forgetting_attention` adds the sum undivided. n_kv_heads shares keys, values and maps between
+    groups of query heads.
 
     Each chunk takes one triangular solve. It also moves the earlier keys of its block, and each block moves all keys
     before it: this is more work than softmax attention and equally quadratic in the length. At 1,024 positions on a

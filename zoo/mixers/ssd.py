@@ -68,8 +68,8 @@ class SSD(SequenceMixer):
     Coefficients. The sigmoid factor of u's SiLU, B, C, dt, lambda, silu(z), 1/rms. The convolution's bias makes the
     offset.
 
-    State. n_heads x d_state x d_head = expand * d_model * d_state numbers, at least float32, and the convolution's last
-    d_conv - 1 inputs of d_inner + 2 n_groups d_state channels. With n_levels, n_levels times these numbers, and the
+    State. n_heads x d_state x d_head = d_inner d_state numbers, at least float32, and the convolution's last d_conv - 1
+    inputs of d_inner + 2 n_groups d_state channels. With n_levels, n_levels times these numbers, and the
     positions so far; n_levels - 1 must be at least log2 of the length. It does not grow.
 
     Interaction rank. The recurrence itself: n_heads, since a head's W_ij is one number times W_O^h W_u^h, including the
@@ -79,7 +79,7 @@ class SSD(SequenceMixer):
     Source. Dao and Gu 2405.21060, section 7; the levels follow Guo et al. 2506.04761, flash-linear-attention, commit
     bc3b101, fla/layers/log_linear_mamba2.py and fla/ops/log_linear_attn/naive.py, with s starting at one. As published,
     A starts uniform in [1, 16], dt log-uniform in [1e-3, 1e-1] and D at one. init recall is ours: A starts uniform in
-    [0.01, 0.16] and dt log-uniform in [0.3, 1]. The decays dt A have nearly the same sizes, and the writes dt B u are a
+    [0.01, 0.16] and dt log-uniform in [0.3, 1]. The decays dt A are of similar size, and the writes dt B u are a
     hundred times as large relative to the skip D u. With one seed it learns small recall at a learning rate of 1e-2;
     the published start needs 3e-2 or longer training; see `trainability` in docs/results.md.
 
