@@ -116,9 +116,9 @@ def forgetting_attend(
 ) -> Float[Tensor, "batch n_heads seq d_value"]:
     """`attend` with the bias log f_{j+1} + ... + log f_i at (i, j) (Lin et al. 2503.02130, section 3).
 
-    No matrix over all pairs of positions is kept: the backward pass recomputes one block of queries at a time. On CUDA,
-    torch's FlexAttention runs instead, which sums the gradients of log f in no fixed order. FlexAttention and all
-    compiled code are differentiable once only.
+    For long sequences (`is_long`), no matrix over all pairs of positions is kept: the backward pass recomputes one
+    block of queries at a time. On CUDA, torch's FlexAttention runs instead, which sums the gradients of log f in no
+    fixed order. FlexAttention and all compiled code are differentiable once only.
 
     Args:
         q, k, v, cached: as in `attend`.

@@ -34,9 +34,9 @@ def delta_attend(
 
         (I + diag(beta) P) u = v,      y_t = u_t + sigmoid(log sum_{j < t} exp(l_tj) - l_tt) (r_t - u_t).
 
-    The backward pass recomputes the matrix over pairs of positions instead of keeping it. On the CPU, queries are
-    processed in blocks, so the whole matrix never exists; on other devices there is one block. Compiled code with a
-    long sequence is differentiable only once.
+    For long sequences (`is_long`), the backward pass recomputes the matrix over pairs of positions instead of keeping
+    it. On the CPU, queries are then processed in blocks, so the whole matrix never exists; on other devices there is
+    one block. Compiled code with a long sequence is differentiable only once.
 
     Args:
         q: queries of the chunk.

@@ -40,9 +40,10 @@ def path_attend(
 ) -> tuple[Float[Tensor, "batch n_heads seq d_value"], Float[Tensor, "batch n_kv_heads slots d_head"]]:
     """softmax_j((q_i^T H_i ... H_{j+1} k_j + log f_{j+1} + ... + log f_i) / sqrt(d_head)) v_j, H as in `path_logits`.
 
-    The backward pass recomputes the matrix over pairs of positions instead of keeping it. On the CPU, queries are
-    processed in blocks, so the whole matrix never exists. The keys of earlier blocks are stored as they are at the end
-    of their own block, and each later block moves them up to its start, block by block.
+    For long sequences (`is_long`), the backward pass recomputes the matrix over pairs of positions instead of keeping
+    it. On the CPU, queries are then processed in blocks, so the whole matrix never exists. The keys of earlier blocks
+    are stored as they are at the end of their own block, and each later block moves them up to its start, block by
+    block.
 
     Args:
         q, k, w, beta, cache: as in `path_logits`.

@@ -43,8 +43,8 @@ def chunk_length(batch: int, d_inner: int, d_state: int, seq_len: int) -> int:
 def _blocks(x: Tensor, d_state: int) -> Iterator[tuple[slice, slice, int]]:
     """Yield slices of rows and channels that are computed together, and the steps of a piece.
 
-    With one thread a piece is a whole chunk, since there are no threads to avoid. Off the CPU, one block covers
-    everything.
+    With one thread or off the CPU, a piece is a whole chunk, since there are no threads to avoid. Off the CPU, one
+    block covers everything.
     """
     batch, seq_len, d_inner = x.shape
     rows, channels, piece = _piece(batch, d_inner, d_state)
