@@ -37,10 +37,10 @@ class SparseLatentAttention(LatentAttention):
     space, where a position is one vector for all heads.
 
     The softmax takes time linear in the length. The index takes n_index_heads d_index products per pair of positions,
-    so its time is quadratic. On a CPU at d_model 256, inference takes as long as `attention` at 4,096 positions and
-    three quarters of its time at 8,192. A training step takes 1.6 and 1.15 times as long as `attention` at these
-    lengths: the backward pass gathers the selected positions again, and the index is trained. torch's fused attention
-    in `mla` is faster at 4,096.
+    so its time is quadratic. On a CPU at d_model 256, a forward pass without gradients takes as long as `attention` at
+    4,096 positions and three quarters of its time at 8,192. A training step takes 1.6 and 1.15 times as long as
+    `attention` at these lengths: the backward pass gathers the selected positions again, and the index is trained.
+    torch's fused attention in `mla` is faster at 4,096.
 
     Training. The selection has no gradient, so the output trains everything but the index. The index has its own loss,
     `own_loss`: the mean over positions i of KL(p_i || softmax(I_i)) over S_i, where the target p_i is the mean of the
