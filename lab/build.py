@@ -39,7 +39,7 @@ def build(config: Mapping[str, Any]) -> tuple[Task, Backbone]:
 def find_leak(model: Backbone, seq_len: int) -> str:
     """Describe how a mixer from outside the library reads later positions; empty if none does.
 
-    Each mixer of the model runs the causality check of `zoo.check`, because two of one class may differ in options.
+    Each such mixer runs the causality check of `zoo.check`, because two of one class may differ in options.
 
     Args:
         model: the model to be trained.

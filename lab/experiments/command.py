@@ -28,7 +28,7 @@ Make the runs first; both commands resume where they stopped:
 An experiment is one file of configs/experiment; docs/experiments.md describes its checks and plots. Without runs in
 --run_dir, the command judges the committed lists of runs in docs/results. Without names, it judges all experiments
 that have runs or a list. `--predict` registers a prediction before its runs: the hash of its checks and grid, and
-their commit. A check with too little power at its number of seeds is an error.
+their commit. It rejects a check with too little power at its number of seeds.
 
 Exit status: 0 all predictions hold; 1 one fails; 3 none fails, but one is undecided or has no runs; 2 invalid command
 line.

@@ -159,7 +159,7 @@ def region_of(check: Where, rows: Sequence[Row], where: Where) -> Region:
 
 
 def _also_longer(usual: Check, scores: Any, longer: Any, times: float) -> Check:
-    """Return a check on the larger measurement of each seed; if some seeds lack one, their largest is a control."""
+    """Return a check on each seed's larger measurement; if only some seeds ran longer, their largest is a control."""
     either = by_seed(lambda a, b: math.nan if math.isnan(a) or math.isnan(b) else max(a, b), scores, longer)
     found = within(usual.quantity, {**scores, **either}, usual.low, usual.high)
     if either and len(either) == len(scores):
@@ -224,7 +224,7 @@ def superiority(given: Mapping[str, Any], rows: Sequence[Row], metric: str) -> E
 
 
 def classified(given: Where, rows: Sequence[Row], metric: str) -> tuple[Estimate, float]:
-    """Fit a threshold on x to some cells; return its accuracy on the others, and the accuracy of their majority."""
+    """Fit a threshold on x to some cells; return its accuracy on the others, and their majority's share."""
     chosen = [row for where in given["fit"] for row in select(rows, where)]
     fitted, tested = (_cells(given, some, metric) for some in (chosen, [row for row in rows if row not in chosen]))
     if not fitted or not tested:

@@ -29,7 +29,7 @@ HEADINGS = ("model", "published", "ours", "95 % interval", "judged")
 HELP = """\
 A paper is one file of configs/paper: an experiment for sweep.py, and the published scores. Our score is higher or lower
 if its 95 % interval over seeds lies outside the published score ± its spread (or the sampling error of its test set).
-The same command resumes the runs. Without a name, it lists the papers.
+The same command resumes the runs. Without a name, the command lists the papers.
 
 Exit status: 0 all runs are done; 1 some failed; 2 invalid command line; 130 interrupted.
 

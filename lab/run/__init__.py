@@ -1,1 +1,1 @@
-"""A run on disk: `folder` writes it, `record` reads it; the other modules define its file names, lock and metrics."""
+"""A run on disk: `folder` writes it, `record` reads it; the others define its files, identity, lock and metrics."""

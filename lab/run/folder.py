@@ -145,7 +145,7 @@ class RunFolder:
         steps older. In each case the run ends as if it had never stopped.
 
         Raises:
-            ValueError: no checkpoint to test; all checkpoints are damaged; `best` is, which resuming cannot restore.
+            ValueError: no checkpoint to test; all are damaged, or `best` is, which resuming cannot restore.
         """
         from zoo.loading.saved import find_checkpoint, is_whole
 

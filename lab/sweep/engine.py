@@ -47,7 +47,7 @@ State = Literal["done", "failed", "stopped"]
 
 @dataclass(frozen=True)
 class Job:
-    """A run to start, or to continue up to a rung.
+    """A run to start or continue, to its end or up to a rung.
 
     Attributes:
         name: displayed name.
@@ -214,7 +214,7 @@ def _wait(process: subprocess.Popen[bytes] | Fork, stop: Stop) -> int:
 
 
 def reason(status: int) -> str:
-    """Return in words why a process without metrics ended with this exit status."""
+    """Return in words why a job whose process ended with this exit status failed."""
     if status == 0:
         return f"ended without {METRICS}"
     if status == REQUEUE:
@@ -228,7 +228,7 @@ def reason(status: int) -> str:
 
 
 def tail_lines(log: Path, begin: int = 0) -> list[str]:
-    """Return the last lines of a log after byte `begin`, with only the last state of a redrawn progress bar."""
+    """Return the last lines of a log from byte `begin`, with only the last state of a redrawn progress bar."""
     try:
         with log.open("rb") as file:
             file.seek(max(begin, log.stat().st_size - 16384))

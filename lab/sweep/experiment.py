@@ -80,12 +80,12 @@ class Experiment:
 
     @property
     def flags(self) -> set[str]:
-        """The flags of `fixed` and `grids`, without the tuned ones."""
+        """The flags of `fixed` and `grids`, but not of `tune`."""
         return {*self.fixed, *(key for grid in self.grids for key in grid)}
 
     @property
     def shape(self) -> str:
-        """A digest of everything besides the grid that decides the results."""
+        """A digest of everything that decides the results, except the grid."""
         parts = [self.fixed, self.match, self.tune, self.rungs, *([self.tune_seeds] if self.tune_seeds else [])]
         return digest(parts, 12)
 

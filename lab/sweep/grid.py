@@ -25,7 +25,7 @@ from zoo.errors import UsageError
 from zoo.report.numbers import plain
 
 _NAMING = ("config", "mixer", "task")
-"""Flags on which it depends which options exist."""
+"""Flags that decide which options exist."""
 NOT_SWEPT = {"run_dir", *TOP} - {"config"}
 """Flags that a sweep sets for each run, or that are useless for several runs."""
 

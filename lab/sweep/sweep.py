@@ -198,7 +198,7 @@ class Sweep:
         return Job(name, (*flags, *(["--overwrite"] if anew else [])), folder, stop_at, expected)
 
     def describe(self, options: Mapping[str, Any]) -> str:
-        """Describe a configuration by its options that differ from the others'."""
+        """Describe a configuration by the options that differ between configurations."""
         keys = [*self.varying, *self.experiment.tune]
         shown = {key.removeprefix("mixer."): options[key] for key in keys if key in options}
         return label(shown) if shown else ""
@@ -403,7 +403,7 @@ class Sweep:
         write_atomically(self.folder / INDEX, as_json(index))
 
     def _rung_scores(self, point: GridPoint, trial: Configuration, names: Iterable[str]) -> list[dict[str, Any]]:
-        """Return each rung that a trial reached, with its validation scores, or why it diverged."""
+        """Return each rung that a trial reached, with these validation scores, or why it diverged."""
         return [
             {"rung": rung, "step": metrics.get("step")}
             | (

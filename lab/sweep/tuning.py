@@ -104,7 +104,7 @@ def beyond(rates: Sequence[float], best: float) -> float | None:
 
 
 def beats_guessing(metrics: Iterable[Mapping[str, Any]], score: str, guess: float | None = None) -> bool:
-    """Return whether any trial's validation score is a tenth of the way from a guess to a perfect score.
+    """Return whether any validation score is at least a tenth of the way from a guess to a perfect score.
 
     Always true for a loss or a perplexity, which have no level for guessing.
 

@@ -49,8 +49,8 @@ def _text(group: Group, score: Number, solved: tuple[int, int] | None) -> str:
 def heat_map(groups: Sequence[Group]) -> Figure:
     """Draw configurations against tasks: colours are shares of the way to a perfect score, texts are scores.
 
-    Configurations with the most tasks come first, ordered by their mean share. The score of several runs is followed by
-    the number that solved the task. The best score of a task is bold. The last row has guesses without order. Cells
+    Configurations with scores on more tasks come first, then a larger mean share. The score of several runs is followed
+    by the number that solved the task. The best score of a task is bold. The last row has guesses without order. Cells
     without a score are empty.
 
     Raises:

@@ -166,7 +166,7 @@ class Group:
     Attributes:
         title: the task's name, and its options that differ from other groups of this name.
         score: the metric that judges it, such as accuracy.
-        rows: tested rows before others; among these the largest budget first, then the best score first.
+        rows: tested rows first; within tested and untested rows, the largest budget first, then the best score.
         unnamed: options that differ between rows but are in no label, such as d_model per mixer.
         any_budget: whether rows of different budgets are ranked together.
     """

@@ -14,10 +14,10 @@ def to_table(arrays: Arrays) -> pa.Table:
 
 
 def read_column(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return a column as an array, with short rows padded by zeros, and the rows' lengths, None if all are equal.
+    """Copy a column into an array, short rows padded by zeros; also return the rows' lengths, None if all are equal.
 
     Raises:
-        ValueError: a null among integers, lists of several lengths within a row.
+        ValueError: a null that is not among floats, lists of several lengths within a row.
     """
     values, lengths = _array(column.combine_chunks())
     return values.copy(), lengths

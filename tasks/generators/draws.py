@@ -72,7 +72,7 @@ def weighted_distinct(rng: np.random.Generator, n: int, weights: np.ndarray, siz
         rng: source of randomness.
         n: number of rows.
         weights: (population,), or (n, population) for weights per row; they need not sum to one. Entries of weight 0
-            come last, in arbitrary order.
+            come last, in arbitrary order, if they are drawn at all.
         size: draws per row, at most the population.
 
     Returns:

@@ -34,7 +34,7 @@ def first_and_previous(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def most_frequent_share(task: Task, n_tokens: int) -> float:
-    """Return the mean share of a sequence's most frequent token among those below `n_tokens`, over 2,000 sequences."""
+    """Return the mean share of the most frequent of a sequence's tokens below `n_tokens`, over 2,000 sequences."""
     inputs = task.sample(np.random.default_rng(0), 2000)["inputs"]
     rows, at = np.nonzero(inputs < n_tokens)
     counts = np.bincount(rows * n_tokens + inputs[rows, at], minlength=2000 * n_tokens).reshape(2000, n_tokens)
@@ -42,7 +42,7 @@ def most_frequent_share(task: Task, n_tokens: int) -> float:
 
 
 def label_shares(task: Task, rows: int, draws: int = 1) -> np.ndarray:
-    """Return the share of each class among the labels of `draws` times `rows` sequences.
+    """Return the share of each class, up to the largest label, among the labels of `draws` times `rows` sequences.
 
     For tasks whose chance level has no closed form; cached by the options of the task.
     """

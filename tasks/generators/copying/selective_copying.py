@@ -20,7 +20,7 @@ class SelectiveCopying(Copying):
     Definition, with V = vocab_size, L = seq_len, M = n_copied: M tokens drawn uniformly from 0 ... V - 3 fill, in
     order, M of the first L - M - 1 positions; the others hold the blank V - 2. The marker V - 1 follows, then blanks at
     the last M positions, whose labels are the tokens in order. All sets of M positions are equally likely. With
-    as_published, each blank comes before a token drawn uniformly and independently, as in MAD.
+    as_published, each blank is put before one of the M tokens, chosen uniformly and independently, as in MAD.
 
     Source: Gu and Dao, "Mamba", arXiv 2312.00752: L = 4,096, 16 tokens of a vocabulary of 16. Its generator was not
     released; the form is that of Poli et al. (MAD), arXiv 2403.17844, whose shape is the default.

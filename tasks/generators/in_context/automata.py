@@ -36,8 +36,9 @@ class Automata(Task):
     only the positions where it is known to allow a single symbol.
 
     Prediction: Attention finds the symbols that followed the same beginning, by heads that match several symbols back;
-    deeper labels need more of them, as accuracy by depth shows. A mixer with a fixed state must store the beginnings of
-    all words. With fixed transitions it adds them up without the positions of symbols, unless earlier layers add those.
+    deeper labels need longer matches, as accuracy by depth shows. A mixer with a fixed state must store the beginnings
+    of all words. With fixed transitions it adds them up without the positions of symbols, unless earlier layers add
+    those.
 
         >>> task = Automata(seq_len=20, n_symbols=4, max_states=3, max_edges=2, max_word=4)
         >>> example = task.sample(np.random.default_rng(0), 1)

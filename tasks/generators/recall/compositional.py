@@ -1,4 +1,4 @@
-"""Compositional recall: associative recall with keys of two tokens, both of which determine the value."""
+"""Compositional recall: associative recall with keys of two tokens, which only together determine the value."""
 
 from __future__ import annotations
 

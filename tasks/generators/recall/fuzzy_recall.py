@@ -45,10 +45,10 @@ class FuzzyRecall(MadRecall):
     before are the tokens of its value, each at the position before it. Training labels every position with its next
     token, padding included, unless train_targets="answers".
 
-    With as_published, the repeated pair is drawn first, like any other, and a position t, uniform in the first L - 2 s,
-    where s is the pair's size. The pair is placed before the first pair that begins at or after t, unless its key was
-    drawn independently earlier. Pairs follow each other until less than s plus the longest pair is left. That is MAD's
-    distribution; a row then has one token of padding less in the tests, two in training.
+    With as_published, the repeated pair is drawn first, like any other, then a position t, uniform in the first
+    L - 2 s, where s is the pair's size. The pair is placed before the first pair that begins at or after t, unless its
+    key was drawn independently earlier. Pairs follow each other until less than s plus the longest pair is left. That
+    is MAD's distribution; a row then has one token of padding less in the tests, two in training.
 
     Source: Poli et al., "Mechanistic Design and Scaling of Hybrid Architectures" (MAD), arXiv 2403.17844, in the
     multi-query form of its benchmark.
@@ -60,7 +60,7 @@ class FuzzyRecall(MadRecall):
     `distance` counts from a label back to the same token in the value's last occurrence.
 
     Prediction: As in_context_recall, once a layer binds adjacent tokens into a word, by a short convolution or by
-    attention to neighbours, before the look-up. A single layer cannot do both.
+    attention to neighbours, before the look-up. A single layer of either cannot do both.
 
         >>> task = FuzzyRecall(vocab_size=9, seq_len=16, k_motif_size=2, v_motif_size=2, train_targets="answers")
         >>> example = task.sample(np.random.default_rng(1), 1)

@@ -33,7 +33,7 @@ GRAMMARS = {
         22 020 10, 12 001 20 011, 022 11 000 212
     """,
 }
-"""A line per level, from the root: the rules of each symbol, then a comma; a rule lists symbols of the next level."""
+"""A line per level, from the root: commas separate symbols, spaces their rules; a rule is symbols of the next level."""
 
 FLOOR_POSITIONS = 1 << 14
 """Number of positions over which to average the least perplexity."""

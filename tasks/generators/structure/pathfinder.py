@@ -27,14 +27,14 @@ class Pathfinder(Task):
     Definition: a picture of image_size x image_size pixels, row after row, contains two long paths of path_length
     dashes and n_distractors short paths of distractor_length dashes. Tokens are 0 (dark), 1 (dash) and 2 (dot). If the
     label is 1, the dots are the two ends of one long path; if it is 0, one end of each. Both labels are equally likely;
-    the label is at the last pixel. Both pairs of ends have the same distance in rows plus columns, so the distance of
-    the dots reveals nothing.
+    the label is at the last pixel. In each picture both choices of dots have the same distance in rows plus columns, so
+    the distance reveals nothing.
 
     Paths run on a square lattice with a point every 3 pixels, whose offset in the picture is also random. A dash is the
     two pixels between neighbouring points; the point itself stays dark (a gap) unless it is a dot. Each path is a walk
-    in random directions towards unused points, so paths share no points with each other or themselves. One rule
-    therefore reads a picture: lit pixels whose rows and columns both differ by at most 2 belong to one path; pixels of
-    different paths are 3 or more apart.
+    in random directions towards unused points, so no point is used twice. One rule therefore reads a picture: lit
+    pixels whose rows and columns both differ by at most 2 belong to one path; pixels of different paths are 3 or more
+    apart.
 
     At another length, which must be a square number, the picture is larger or smaller and the paths keep their sizes.
 

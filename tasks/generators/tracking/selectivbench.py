@@ -136,7 +136,7 @@ class SelectivBench(Task):
 
     @cached_property
     def _ending(self) -> np.ndarray:
-        """The probability, after each state, that the string ends within r more elements, (MAX_STRING + 1, states)."""
+        """Row r: the probability, after each state, that the string ends within r more elements."""
         assert self._grammar is not None
         possible, leads_to = self._grammar
         found = [np.append(np.zeros(self._end), 1.0)]
