@@ -1,7 +1,7 @@
 """`python -m tasks VERB`: show, measure and export tasks.
 
     list                 names, one per line
-    show NAME            definition, options, a worked example, chance, prediction of theory
+    show NAME            definition, options, a worked example, chance, prediction
     stats NAME           distribution of the labels, and speed of generation
     export NAME          write examples as Parquet or JSON lines, or upload them to the Hugging Face hub
     pages                write docs/tasks/
@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     verb("list", _list, "names, one per line")
     verb("pages", _pages, "write docs/tasks/")
     for name, run, about in (
-        ("show", _show, "definition, options, a worked example, chance, prediction of theory"),
+        ("show", _show, "definition, options, a worked example, chance, prediction"),
         ("stats", _stats, "distribution of the labels, and speed of generation"),
         ("export", _export, "write examples as Parquet or JSON lines, or upload them to the Hugging Face hub"),
     ):

@@ -34,7 +34,7 @@ common flags:
   --mixer.OPTION VALUE            see --mixer.help           --batch_size N  sequences per step
   --task.OPTION VALUE             see --task.help            --seed N        weights, data and order
   --task.n_train N (n_val, n_test)  number of examples       --run_dir DIR   where runs are kept
-  --task.test_lengths 64,256,1024 test at further lengths    --task.fresh true  never repeat an example
+  --task.test_lengths 64,256,1024 test at further lengths    --task.fresh true  always new examples
   --task.mixture "{{seq_len: 32}}, {{seq_len: 64}}"  several shapes at once, tested separately
   --trainer.OPTION VALUE          Lightning's own names: --trainer.max_steps 200, --trainer.accelerator gpu,
                                   --trainer.precision bf16-mixed; see --trainer.help

@@ -33,8 +33,8 @@ class RunOptions:
         seed: seed of the weights, the data and their order.
         run_dir: folder that holds the runs.
         threads: CPU threads of torch; default one, in a sweep too, because their number changes how sums are rounded.
-        looks_ahead: allow the mixer to read later positions, as an encoder does; otherwise your own mixer is reported
-            if it does so, and its run is marked.
+        looks_ahead: do not warn if your own mixer reads later positions, as an encoder does; its run is marked in
+            either case.
         figures_every: steps between figures of each layer's operator, spectrum and gradient; null for figures only at
             the end, 0 for none.
     """

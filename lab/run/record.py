@@ -30,7 +30,7 @@ Curve: TypeAlias = list[tuple[int, float]]
 LEAK = "looks_ahead"
 """Field of environment.json: how the model reads later positions; empty if it does not."""
 MARK = " (looks ahead)"
-MARKED = "The run is marked; if this is intended, give --looks_ahead true."
+MARKED = "The run is marked; --looks_ahead true silences this warning."
 CHECKSUM, CHECKSUMS = "crc32", "files_crc32"
 """Fields of metrics.json: checksum of its other fields, and checksums of the other small files, by file name."""
 _HEADER, _CHECKSUM = 12, 4  # bytes before and after a record of events: its length, and checksums

@@ -42,7 +42,7 @@ class MQAR(LookUp):
     Args:
         vocab_size: number of tokens, greater than seq_len; keys are the lower half except 0, values the upper half.
         seq_len: length of a sequence, even.
-        n_pairs: number of key-value pairs; each needs four positions. None: as many as fit, also at other lengths.
+        n_pairs: number of key-value pairs; each needs four positions. None: the most that fit, at any length.
         power_a: exponent a of the queries' positions; small values put them near the context, 1 spreads them evenly.
         random_non_queries: fill with random tokens (as published) instead of token 0.
         min_pairs: if given, draw each example's number of pairs uniformly from min_pairs ... n_pairs.
