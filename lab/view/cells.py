@@ -71,7 +71,7 @@ class Cell:
 
     @classmethod
     def of(cls, task: str, mixer: str, experiment: Experiment) -> Cell:
-        """Return the cell of a mixer, which the experiment need not contain.
+        """Return the cell of a mixer; the experiment need not contain that mixer.
 
         Raises:
             UsageError: options that train.py rejects.

@@ -33,7 +33,7 @@ class Row:
     """One configuration; its numbers are means over seeds.
 
     Attributes:
-        label: the mixer, and its options that differ from other configurations of the mixer in the group.
+        label: the mixer, and the options that differ between its configurations in the group.
         options: options of the configuration, by dotted name.
         runs: one run per seed, ordered by seed.
         score: the metric that judges it, such as accuracy.
@@ -164,7 +164,7 @@ class Group:
     """The configurations of one task.
 
     Attributes:
-        title: the task's name, and its options that differ from other groups of this name.
+        title: the task's name, and the options that differ between groups of this name.
         score: the metric that judges it, such as accuracy.
         rows: tested rows first; within tested and untested rows, the largest budget first, then the best score.
         unnamed: options that differ between rows but are in no label, such as d_model per mixer.

@@ -221,7 +221,7 @@ def _refuse_shared(splits: Mapping[str, Arrays]) -> None:
             other = int((keys[first] == keys[second][row]).argmax())
             raise ValueError(
                 f"{shared.sum():,} of {len(shared):,} rows of {second} have inputs that also occur in {first}:"
-                f" row {row} has those of row {other} of {first}; divide the data again, or give allow_shared=true"
+                f" row {row} repeats the inputs of row {other}; divide the data again, or give allow_shared=true"
             )
 
 

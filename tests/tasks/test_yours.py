@@ -331,7 +331,7 @@ FLOATS = np.random.default_rng(0).normal(size=(40, 5, 2))
         ({"test": same(TOKENS)}, {}, "no split train, only: test"),
         (changed() | {"test": {"inputs": TOKENS}}, {}, "must begin with a split"),
         ({"train": same(TOKENS), "test": same(TOKENS[:, :4])}, {}, "test: seq_len is 4, but 5 in the other"),
-        ({"train": same(TOKENS), "test": same(TOKENS[7:9])}, {}, "row 0 has those of row 7 of train"),
+        ({"train": same(TOKENS), "test": same(TOKENS[7:9])}, {}, "row 0 repeats the inputs of row 7"),
     ],
 )
 def test_invalid_data_is_a_one_line_error(

@@ -32,7 +32,7 @@ word."""
 
 SIZES = np.array([*KINDS.values()])
 FIRST = np.cumsum(SIZES) - SIZES
-"""Number of the first token of each kind."""
+"""First token of each kind."""
 
 N_NAMES = 3
 FACTS = N_NAMES + np.flatnonzero(SIZES[N_NAMES:] > 1)

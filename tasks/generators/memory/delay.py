@@ -24,8 +24,8 @@ class Delay(Task):
     At another length the lag and the band stay the same: the same delay in a longer signal.
 
     Source: Gu, Johnson, Timalsina, Rudra and Ré, "How to Train Your HiPPO", arXiv 2206.12037, and state-spaces/s4:
-    4,000 steps of 1/4000 s, limited to 1,000 Hz, delayed by 1,000 steps. Theirs also keeps the frequency 1/2 at a
-    cutoff of 1/2.
+    4,000 steps of 1/4000 s, limited to 1,000 Hz, delayed by 1,000 steps. With a cutoff of 1/2, theirs also
+    keeps the frequency 1/2.
 
     Prediction: A delay is linear and time-invariant. An SSM needs a state of 2 * cutoff * lag numbers to store the last
     `lag` positions of the signal; with a smaller state, its error falls as the state grows. A window or convolution

@@ -176,7 +176,7 @@ class FuzzyRecall(MadRecall):
         return _Pairs(*pairs), shown
 
     def _attempt(self, rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
-        """Draw from MAD's distribution: arrays of `_Pairs`, whether each pair is shown, whether the last was before."""
+        """Draw from MAD's distribution: arrays of `_Pairs`, whether each is shown, whether the last one repeats."""
         smallest = self._smallest_key + 1
         most = -(-(self.seq_len - smallest - self._longest) // smallest)
         # The repeated pair comes first here, so that an equal key drawn independently gets its value.

@@ -25,7 +25,7 @@ from tasks.generators.structure.expressions import (
 from tasks.spec import TaskSpec
 
 RAREST = 1e-4
-"""Minimum share of expressions that must have a valid length, since the others are discarded."""
+"""Minimum share of expressions with a valid length, since the others are discarded."""
 
 FILES = {"train": "train", "validation": "val", "test": "test"}
 """The word for each split in the names of LRA's files."""

@@ -16,7 +16,7 @@ SHORTEST = 3
 """Minimum number of tokens in a sentence."""
 
 LEAST_SHARE = 0.05
-"""Minimum share of a grammar's sentences that must fit into a sequence, since the others are discarded."""
+"""Minimum share of a grammar's sentences that fit into a sequence, since the others are discarded."""
 
 
 class Treecall(Task):
