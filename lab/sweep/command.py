@@ -54,8 +54,8 @@ is good if its score, less chance, is at least 90 % of the best at the last rung
 error; for bits: at most 1/0.9 of the best). "≥" means that the window may be wider: it reaches an end of the grid, or a
 rate at whose last rung no trial beat a guess.
 
-An option of the grid that a mixer lacks is left out for it, but every mixer must have a tuned option. To resume, repeat
-the command. Exit status: 0 every run is done; 1 some failed; 2 invalid command line; 130 interrupted.
+An option of the grid that a mixer lacks is left out for it, but a tuned option must exist in all mixers. To resume,
+repeat the command. Exit status: 0 every run is done; 1 some failed; 2 invalid command line; 130 interrupted.
 
 examples:
   sweep.py --mixer attention,hybrid --mixer.n_heads 1,2,4 --task mqar --seed 0-4 --trainer.max_steps 500

@@ -54,7 +54,7 @@ class Experiment:
         name: name of the sweep's folder.
         grids: mappings of flags to lists of values; the runs are the union of the grids' products.
         fixed: flags of every run; the value of a grid takes precedence.
-        tune: values of the flags that validation picks for each configuration.
+        tune: flags with values from which validation picks one for each configuration.
         tune_seeds: seeds for tuning only; default the first seed of the runs.
         rungs: shares of the steps after which the better half of the trials continues; default `usual_rungs`.
         match: target of "params" or "state" (bytes), for which each mixer's width is chosen.
@@ -200,7 +200,7 @@ def values_of(source: str, flag: str, value: Any) -> list[Any]:
     ([0.0001, 0.00032, 0.001, 0.0032, 0.01], [0.001, 0.002, 0.004, 0.008])
 
     Raises:
-        UsageError: no values, or ends that do not ascend.
+        UsageError: no values, or a range whose ends do not ascend or that has a single value.
     """
     if isinstance(value, str):
         try:
@@ -239,5 +239,6 @@ def _range(value: Any, flag: str) -> list[Any]:
         if not 0 < low < high or n < 2:
             raise ValueError
     except (ValueError, ZeroDivisionError, OverflowError):
-        raise UsageError(f"{flag}: expected ascending ends above 0, such as 1e-4..1e-2:5, got {value}") from None
+        rule = "expected ascending ends above 0 and at least 2 values"
+        raise UsageError(f"{flag}: {rule}, such as 1e-4..1e-2:5, got {value}") from None
     return [low, *(float(f"{low * (high / low) ** (i / (n - 1)):.2g}") for i in range(1, n - 1)), high]

@@ -298,7 +298,7 @@ def test_an_empty_key_of_an_experiments_file_is_no_text(tmp_path: Path) -> None:
             "--tune_seeds must be whole numbers >= 0, such as 100,101 or 100-104, got 'a'",
         ),
         (None, "--slots 0", "--slots must be a whole number >= 1, got 0"),
-        (None, "--tune lr=1e-300..1e300", "--tune lr: expected ascending ends above 0, such as 1e-4..1e-2:5, got"),
+        (None, "--tune lr=1e-300..1e300", "--tune lr: expected ascending ends above 0 and at least 2 values, such as"),
         (None, "--slots ²", "--slots must be a whole number >= 1, got ²"),
         (None, "--per_device 0.5", "--per_device must be a whole number >= 1, got 0.5"),
         (None, "--per_device 8 --slots 2", "--slots and --per_device cannot be combined"),
@@ -306,7 +306,7 @@ def test_an_empty_key_of_an_experiments_file_is_no_text(tmp_path: Path) -> None:
         (None, "--engine rya", "unknown engine 'rya' (did you mean 'ray'?)"),
         (None, "--tune lr", "--tune expects a name and values such as lr=1e-4..1e-2"),
         (None, "--tune weight_decay=0..0.1:3", "got 0..0.1:3"),
-        (None, "--tune lr=1e-2..1e-4", "expected ascending ends above 0, such as 1e-4..1e-2:5, got 1e-2..1e-4"),
+        (None, "--tune lr=1e-2..1e-4", "ends above 0 and at least 2 values, such as 1e-4..1e-2:5, got 1e-2..1e-4"),
         (None, "--mixer lstm --rungs 1/2,1/4", "--rungs: expected ascending shares of the steps such as 1/8,1/4,1/2"),
     ],
 )
