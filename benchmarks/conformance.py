@@ -131,7 +131,7 @@ class Naive(nn.Module):
             steps = rearrange(self.maps[name](x), "b t (n d) -> b (t n) d", n=self.times[name])
             heads = act(rearrange(steps, f"b t (h d) -> {self.layout}", h=2))
             given[name] = heads if width else heads.squeeze(-1)
-        if self.reads_along:  # erase along the key
+        if self.reads_along:  # erase along beta
             given["alpha"] = -given["beta"]
         before = dict(zip(self.states, state or (), strict=False))
         y, *state = self.function(**given, **self.fixed, **before, output_final_state=True)

@@ -151,7 +151,7 @@ inverse. In float64, on devices other than CPU and CUDA, and under transforms of
 multiplied in the dtype of the state instead. On CUDA, lstm, gru and rnn run in cuDNN, which uses tf32 unless
 `torch.backends.cudnn.allow_tf32` is False. `zoo check lstm --only float32 --device cuda` shows the error.
 
-With a float64 state, everything is computed in float64.
+With a float64 state, none of this applies: products are computed in float64.
 
 Made by `python -m benchmarks.precision`; edit that, not this page.
 """

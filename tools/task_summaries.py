@@ -461,7 +461,7 @@ ROWS = {
     "automata": 2048,
 }
 USUAL_ROWS = 8192
-"""Number of examples, of each of both generators."""
+"""Number of examples of each generator, upstream's and ours."""
 
 
 def counts(numbers: np.ndarray) -> dict[int, int]:

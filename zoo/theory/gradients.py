@@ -46,7 +46,7 @@ GRADIENT_SKETCH = 4
 WIDE = 128
 """Output channels above which `profile_at` uses a sketch."""
 
-_FEWEST_DISTANCES = 3  # points of a line fit
+_FEWEST_DISTANCES = 3  # fewest points of a line fit
 _TAIL = 0.25  # the fit starts at this fraction of the range
 _FLOOR = 8.0  # smallest J in the fit, in eps of the dtype times the largest J; below, float32 decays are wrong
 

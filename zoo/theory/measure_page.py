@@ -40,7 +40,7 @@ TABLES: Mapping[str, tuple[Column, ...]] = {
         ),
         Column(
             "‖c‖/‖y‖",
-            "share of the output that is in c (biases) and not in W; the other columns of this table describe W",
+            "share of the output that is in c (biases) and not in W; rank, heads and input dependence describe only W",
             lambda row: or_nothing(row.offset_share, 2),
         ),
         Column(
@@ -57,7 +57,7 @@ TABLES: Mapping[str, tuple[Column, ...]] = {
         ),
         Column(
             "rate on highway input",
-            "the same on the input for which the mixer's gradient does not decay; – if none is known",
+            "the same on an input that the mixer constructs to keep the gradient; – if it has none",
             lambda row: rate_text(row.highway),
         ),
     ),

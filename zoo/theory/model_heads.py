@@ -1,7 +1,7 @@
 """Count the heads that each layer of a trained model uses: for an exact copy, and for the model's task.
 
 The rank of a layer's operator span is the number of heads that copy it. The task may need fewer, the functional heads:
-we cut the layer to its H best operators (`zoo.theory.truncation`) on some sequences, and score the model on others.
+we read its H best operators on some sequences, cut it to them (`zoo.theory.truncation`), and score the model on others.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ EXPLORED = 128
 """Positions at the start of a sequence that the explorer shows."""
 
 LARGEST_PARTS = 2**26
-"""Entries of the outputs that are held for sequences cut together."""
+"""Entries that are held for sequences cut together."""
 
 READ_OF_WIDE = 4
 """Sequences from which the operators of a wide layer are read."""
@@ -60,8 +60,8 @@ class CutScores(NamedTuple):
 
     Attributes:
         whole: score of the uncut model.
-        scores: number of operators -> score, at most up to the rank of the layer. For a large model, only the numbers
-            that a bisection visits.
+        scores: number of operators, at most the rank of the layer -> score. For a large model, only the numbers that a
+            bisection visits.
     """
 
     whole: float

@@ -53,7 +53,7 @@ COLUMNS = (
     HEADS,
     Column(
         "functional heads",
-        f"number of the layer's best operators that keep {100 * KEPT:g} % of the model's score",
+        f"fewest of the layer's best operators that keep {100 * KEPT:g} % of the model's score; 0: it needs none",
         _functional,
     ),
     Column("state size", "effective state size at a quarter, a half and three quarters of the sequence", _state),

@@ -76,7 +76,7 @@ def model_inputs(
     require_positive(seq_len=seq_len, n_inputs=n_inputs, n_others=n_others)
     if arrays is not None:
         if text is not None or seq_len is not None:
-            raise ValueError("--inputs cannot be combined with --text or --seq_len: its sequences have a fixed length")
+            raise ValueError("--inputs cannot be combined with --text or --seq_len: the file has its own sequences")
         return _of_arrays(arrays, model, n_inputs, n_others)
     length = USUAL_LENGTH if seq_len is None else seq_len
     if text is not None:
@@ -109,7 +109,7 @@ def _agreeing(drawn: Tensor, model: Backbone, n_inputs: int, n_others: int, wher
     single = model.n_outputs == 1  # argmax is constant
     explained_share, agreeing_share = (
         "the uncut model's output variance that the cut one explains",
-        "positions at which the cut model predicts the same token as the uncut one",
+        "positions at which the cut model predicts the same class as the uncut one",
     )
     inputs, others = drawn[:n_inputs], drawn[n_inputs : n_inputs + n_others]
     scored = f"share of {explained_share if single else agreeing_share}, on {count(n_others, 'other sequence')}"

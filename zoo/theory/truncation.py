@@ -49,7 +49,7 @@ def span_basis(layer: nn.Module, x: Float[Tensor, "batch seq d_in"], n_heads: in
     wide layers they are first contracted with four random vectors per requested operator, and then projected onto the
     span (Halko, Martinsson and Tropp 0909.4061): exact if the layer spans no more than that, else near-optimal. Each
     reading takes batch * seq * d_in forward passes. A wide layer that mixes channel by channel (`zoo.theory.channels`)
-    is read in at most `PASSES` passes; if these do not suffice, at source positions drawn with seed 0.
+    is read at all source positions if `zoo.theory.channels.PASSES` passes suffice, else at a sample drawn with seed 0.
 
     Args:
         layer: any layer that `interaction` accepts.
@@ -160,7 +160,7 @@ def _parts(basis: Basis, x: Tensor, shares: Iterable[Tensor]) -> Tensor:
 
 
 class Truncated(nn.Module):
-    """A layer cut to the operators of a basis; see `truncate`. The basis is valid only for the layer's parameters."""
+    """A layer cut to the operators of a basis, valid while the layer's parameters do not change; see `truncate`."""
 
     def __init__(self, layer: nn.Module, basis: Basis) -> None:
         super().__init__()

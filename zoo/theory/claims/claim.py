@@ -24,8 +24,8 @@ class Settings:
         seed: seed of every draw.
         n_seeds: number of repetitions with different draws, five or more; medians are over these.
         steps: Adam steps in claims that train.
-        seq_len: length of gradient profiles and of the table of heads for an error. Rates describe the tail, which
-            begins at about 200 positions.
+        seq_len: length of gradient profiles and of the table of heads for an error. Rates describe the tail,
+            which sequences of fewer than about 200 positions do not reach.
         ranks: interaction ranks, from 1 to 16, of the teachers in claims about head counts.
         starts: random starts for a non-convex loss; times n_seeds where a minimum is sought.
         device: device of layers and tensors.

@@ -103,7 +103,7 @@ def trained_error(lags: Tensor, n_heads: int, settings: Settings, stream: int) -
     _SOURCE,
     "An optimum that is off the bound by 1e-3 for H < k, or above 1e-12 at H = k; Adam that is off by more than 2 % on "
     "a balanced teacher; on the steep one, Adam within a factor of two of the bound with six heads or below 1e-6 with "
-    "eight.",
+    "eight, in four times the steps too.",
 )
 def head_count(settings: Settings) -> Findings:
     """Measure error against heads: bound, optimum of the expected loss, Adam."""

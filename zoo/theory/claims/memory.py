@@ -235,9 +235,9 @@ def missed_by_one_step(rotations: Tensor) -> Tensor:
 @claim(
     "Two reflections per token represent every rotation: they multiply words in A4, S4 and A5, the rotations of "
     "tetrahedron, cube and icosahedron, in a state of nine numbers that does not grow. One step per token, I - beta k "
-    "k^T, equals no rotation but the identity: its squared distance from any other is at least 15/4, 3 and 2.29. A "
-    "step that preserves lengths is the identity or a reflection; its square is the identity, so it cannot represent "
-    "an element of order three.",
+    "k^T, equals no rotation but the identity: its squared distance from any other element of these groups is at least "
+    "15/4, 3 and 2.29. A step that preserves lengths is the identity or a reflection; its square is the identity, so "
+    "it cannot represent an element of order three.",
     "Cartan and Dieudonné; two reflections per token of Siems et al., arXiv 2502.10297",
     "A prefix whose element the state misses by 1e-11, or a rotation that is closer to one step.",
 )

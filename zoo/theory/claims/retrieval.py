@@ -221,7 +221,7 @@ def harmonics(d: int, degree: int) -> int:
 
 
 def least_left(d: int, n_heads: int, rank: int) -> float:
-    """Return a lower bound on the relative error of heads of rank `rank` that look for the nearest of two points.
+    """Return a lower bound on the relative squared error of heads of rank `rank` on the nearest of two points.
 
     The nearer of x_1 and x_2, uniform on the sphere in d dimensions, is their mean plus sign(y . (x_1 - x_2)) times
     half of their difference. For given points, a head that sees the query point y only through `rank` linear forms
@@ -261,7 +261,7 @@ def points(draw: Draw, n_draws: int, n_points: int, d: int) -> tuple[Tensor, Ten
 
 
 def fitted_left(draw: Draw, d: int, rank: int, sharpness: float, n_draws: int = 2000) -> float:
-    """Return the relative error of d / rank fitted heads on the nearest of two points, on held-out draws.
+    """Return the relative squared error of d / rank fitted heads on the nearest of two points, on held-out draws.
 
     Head h compares the h-th group of `rank` coordinates of query point and points.
     """
@@ -277,12 +277,12 @@ def fitted_left(draw: Draw, d: int, rank: int, sharpness: float, n_draws: int = 
 @claim(
     "One head of full rank finds the nearest of 2 and of 16 points on the sphere in 16 dimensions. Heads of rank r < d "
     "do not, for any function of the r numbers that they see of the query point: d/r of them, even two of rank d/2, "
-    "have an error of at least 29 % on the choice between two points (a bound, d = 16 and 64; heads fitted at d = 16 "
-    "do not fall below it). By the same bound, the number of rank-one heads for an error of 0.3 grows faster than "
-    "d^2.5 from d = 16 to 64, and for 0.2 faster than d^4.5.",
+    "have a squared error of at least 29 % of the part that the query decides between two points (a bound, d = 16 and "
+    "64; heads fitted at d = 16 do not fall below it). By the same bound, the number of rank-one heads for a squared "
+    "error of 0.3 grows faster than d^2.5 from d = 16 to 64, and for 0.2 faster than d^4.5.",
     "Amsel et al., arXiv 2407.16153; spherical harmonics of sign(y . z) that a head of rank r can represent",
-    "A head of full rank with an error of 0.1 %, a bound below 29 %, fitted heads below the bound, or a bound that "
-    "grows more slowly.",
+    "A head of full rank with a squared error of 0.1 %, a bound below 29 %, fitted heads below the bound, or a bound "
+    "that grows more slowly.",
 )
 def nearest_neighbour(settings: Settings) -> Findings:
     """Measure the error of one head of full rank, and bound and fitted error of heads of low rank."""
