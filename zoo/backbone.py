@@ -80,10 +80,11 @@ class Backbone(Pretrained):
         logit_cap: if given, outputs y become logit_cap tanh(y / logit_cap) (Griffin, xLSTM 7B).
 
     Raises:
-        ValueError: sizes that are not positive; both or none of vocab_size and d_input; unknown names or options;
-            embedding_scale without vocab_size; blocks together with an option that it replaces; experts or Canon layers
-            without a channel mixer to hold them; decode_from, shared or shared_cache with experts, with each other, or
-            in the bare backbone; a channel mixer with a state in the upper layers of shared_cache.
+        ValueError: sizes that are not positive; both or neither of vocab_size and d_input; unknown names or options;
+            embedding_scale without vocab_size; blocks with d_channel or n_experts, in the bare backbone, or not one per
+            layer; experts or Canon layers C and D without a channel mixer that can hold them; canon A with d_conv;
+            decode_from, shared or shared_cache with experts, with each other, or in the bare backbone; shared_cache
+            with canon, or with a channel mixer that has a state in the upper layers.
     """
 
     def __init__(
@@ -220,10 +221,10 @@ class Backbone(Pretrained):
     ) -> Float[Tensor, "*positions n_outputs"]:
         """Return logits at every position, (batch, seq, n_outputs), or at the positions `at`, (selected, n_outputs).
 
-        `at` is a mask, or a vector of indices row * seq + position. A mask makes the host wait for the device, which
-        counts its positions. With `at`, the last channel mixer and the head run only at the selected positions.
-        Exceptions that run everywhere: channel mixers with Canon layers or a shift, and experts in training, since
-        their load counts every position.
+        `at` is a mask, or a vector of indices row * seq + position. With a mask, the host waits for the device to count
+        the selected positions. With `at`, the last channel mixer and the head run only at the selected positions;
+        channel mixers with Canon layers or a shift run everywhere, and so do experts in training, since their load
+        counts every position.
 
         Raises:
             ValueError: inputs of the wrong type or width, tokens outside the vocabulary, lengths outside 0..seq, `at`
@@ -321,8 +322,8 @@ class Backbone(Pretrained):
             temperature: 0 for greedy decoding; otherwise tokens are sampled from softmax(logits / temperature).
             generator: random generator of the samples.
             top_k: sample only from the k likeliest tokens, and from ties with the k-th.
-            top_p: nucleus sampling: sample only from the likeliest of these tokens, as few as have a total probability
-                of at least top_p.
+            top_p: nucleus sampling: of these tokens, sample only from the smallest set whose total probability is at
+                least top_p.
 
         Returns:
             Prompt and continuation, (batch, seq + n).

@@ -200,7 +200,7 @@ class Experts(nn.Module):
             nn.init.uniform_(weight, -bound, bound)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Drop the load: its tensors are part of an autograd graph, so they cannot be copied or pickled.
+        # Drop the load: its tensors are part of an autograd graph, so deepcopy would fail.
         return super().__getstate__() | {"counted": None}
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -235,14 +235,14 @@ class SigmoidExperts(Experts):
     to balance the load; we do not.
 
     Args:
-        d_model: see `Experts`; so are d_channel, n_experts and top_k.
+        d_model, d_channel, n_experts, top_k: see `Experts`.
         n_groups: number of groups of neighbouring experts.
         top_groups: number of groups among which a position chooses its experts.
         scale: factor of the weights.
         **options: further options of `Experts`.
 
     Raises:
-        ValueError: groups of unequal size or of fewer than two experts, more top_groups than groups, fewer than top_k
+        ValueError: groups of unequal size, several groups of one expert, more top_groups than groups, fewer than top_k
             experts in top_groups groups, a scale that is not positive; the errors of `Experts`.
     """
 
@@ -443,7 +443,7 @@ class ShiftedReLU(SequenceMixer):
         return self.width_of_span(min(2, seq_len))
 
     def width_of_span(self, taps: int) -> int:
-        """Count the spanned operators: for each output channel, whose gate is separate, the rows of W_up per tap."""
+        """Count the spanned operators: each output channel has its own gate and spans the rows of W_up for each tap."""
         return self.d_model * min(taps * self.up_proj.out_features, self.d_model)
 
     def empty_state(self, batch_size: int, dtype: DType = None, device: Device = None) -> Tensor:
@@ -550,8 +550,8 @@ class ResidualBlock(SequenceMixer):
             return None
         # In each half, the residual adds the identity as one operator; a norm's 1/rms is a scalar and adds none.
         # Each hidden unit of the channel mixer has an input-dependent coefficient. It adds an operator for each pair of
-        # a row that it reads and an operator of the first half, at most d_model. A unit reads one row, or one per tap
-        # of a Canon layer before the channel mixer; a shift adds a tap. A Canon layer inside only scales the unit's
+        # a row that it reads and an operator of the first half, but at most d_model. A unit reads one row, or one per
+        # tap of a Canon layer before the channel mixer; a shift adds a tap. A Canon layer inside only scales the unit's
         # map. With an output gate (ShiftedReLU) each output channel is a unit and reads the rows of all hidden units.
         d_model, n_units = self.d_model, 0 if self.channel is None else self.channel.down_proj.in_features
         n_rows = 1 if self.canon_before is None else min(CANON_WIDTH, seq_len)
@@ -583,7 +583,7 @@ class ResidualBlock(SequenceMixer):
     def mix_positions(
         self, x: Tensor, state: Any, lengths: Tensor | None, added: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """Apply the first half of the block; `added` is added to the mixer's input, but not to the residual stream."""
+        """Apply the first half of the block; the mixer reads x + added, while the residual stream continues from x."""
         y, state = self.mixer.stream(self.mixer_input(x if added is None else x + added), state, lengths)
         return self.add_mixed(x, y), state
 
@@ -694,7 +694,7 @@ class Autoencoder(SequenceMixer):
 
     Coefficients. Those of the mixer, the norms' 1/rms, and Phi of the GELUs.
 
-    State. The state of the mixer, the code (batch, d_model), and the number of positions of each row (batch,).
+    State. The state of the mixer, the code (batch, d_model), and the number of positions read in each row (batch,).
 
     Args:
         mixer: the encoder; d_out must be d_model.

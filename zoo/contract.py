@@ -40,9 +40,9 @@ class SequenceMixer(Configured, ABC):
     slow: ClassVar[tuple[str, ...]] = ()
     """Names of parameters that the mixer's authors train at a separate learning rate."""
     apart: ClassVar[tuple[str, ...]] = ()
-    """Names of parameters that the outputs give no gradient to; `own_loss` trains them."""
+    """Names of parameters that get no gradient from the outputs; `own_loss` trains them."""
     own_loss: Tensor | None = None
-    """Loss for the parameters in `apart` from the last forward pass in training mode; None without such parameters."""
+    """Loss for the parameters in `apart` from the last forward pass; None outside training or if `apart` is empty."""
     warming_up: bool = False
     """Whether a trainer is in the warm-up of its learning rate."""
     whole_only: bool = False
@@ -179,7 +179,7 @@ class SequenceMixer(Configured, ABC):
             return state_nbytes(twin.stream(x)[1])
 
     def require_choice(self, seq_len: int) -> None:
-        """Raise ValueError if `seq_len` is so short that a sparse mixer, here or in a submodule, has nothing to select.
+        """Raise ValueError if a sparse mixer, here or in a submodule, would select more than `seq_len` positions.
 
         Call it before training. `forward` and `stream` accept short sequences, since every stream begins short.
         """

@@ -121,7 +121,9 @@ class OpenRegistry(Registry[E]):
             UsageError: the name is no identifier, or is taken.
         """
         if not name.isidentifier():
-            raise UsageError(f"{name!r} is no valid name for a {self.kind}: use letters, digits and underscores")
+            raise UsageError(
+                f"{name!r} is no valid name for a {self.kind}: use letters, digits and underscores, and no digit first"
+            )
         taken = None if super().__contains__(name) else self.own.get(name, entry)
         if taken is None or taken[0] != entry[0]:
             whose = "is built in" if taken is None else f"is already registered for {taken[0]}"

@@ -68,7 +68,7 @@ def sequence(
     Args:
         model: a `zoo.Backbone`, a mixer, or another causal module with `stream` and `empty_state`, with the same
             weights on each rank.
-        group: process group; its ranks hold consecutive parts of the sequence. An integer n makes groups of n
+        group: process group; its ranks hold the parts of the sequence in order. An integer n makes groups of n
             consecutive ranks. Default: all ranks.
         micro_batches: number of parts of the batch. While a rank streams one part, the next rank streams the part
             before it.
@@ -264,7 +264,10 @@ class SequenceParallel(nn.Module):
         return y
 
     def _receive_state(self, empty: Any, link: Tensor) -> tuple[Tensor, Any]:
-        """Receive a state with the structure of `empty`; its gradients, and the one of `link`, return to the sender."""
+        """Receive a state with the structure of `empty`; the backward pass sends its gradients to the sender.
+
+        It does so even if the outputs depend on `link` only.
+        """
         like = [*state_tensors(empty)]
         header = torch.empty(2 + sum(1 + t.ndim for t in like), dtype=torch.int64, device=link.device)
         self._receive([header], self.rank - 1)

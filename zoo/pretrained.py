@@ -109,7 +109,7 @@ class Pretrained(Configured):
             found = repository.from_pretrained(source, allow=[*allow, class_path(cls)], **options).module
         except (OSError, require_extra("huggingface_hub.errors", "hub").HFValidationError) as error:
             reason = str(error).strip().partition("\n")[0]
-            raise ValueError(f"{source} is no local folder, and no {FILE} of it is on the hub: {reason}") from error
+            raise ValueError(f"{source} is no local folder, and the hub gave no {FILE} for it: {reason}") from error
         if not isinstance(found, cls):
             raise ValueError(f"{source} contains {type(found).__name__}, not {cls.__name__}")
         return found
@@ -131,7 +131,7 @@ def write(module: Configured, path: str | os.PathLike[str]) -> None:
     record, weights = _record(module), module.state_dict()
     try:
         fresh = build(type(module), module.options)
-    except TypeError as error:  # positional-only arguments
+    except TypeError as error:  # positional-only arguments or *args
         raise ValueError(
             f"{type(module).__name__} cannot be rebuilt from its options ({error}): save its parts, or its state_dict"
         ) from None
@@ -150,7 +150,7 @@ def write(module: Configured, path: str | os.PathLike[str]) -> None:
 def read(path: str | os.PathLike[str], allow: Iterable[str] = ()) -> Configured:
     """Load the module of a file that `write` wrote: on the CPU, in eval mode, in the dtypes of the file.
 
-    Shapes are compared before any memory is allocated.
+    Names and shapes are compared before the module is allocated, if its class can be built on the meta device.
 
     Args:
         path: the file.
@@ -218,17 +218,15 @@ def build(cls: type[C], options: Mapping[str, Any]) -> C:
 
 
 def build_fitting(path: str | os.PathLike[str], cls: type[C], options: Any, weights: Mapping[str, Tensor]) -> C:
-    """Build the module of a file; names and shapes are compared first, on the meta device.
+    """Build the module of a file; names and shapes are compared first on the meta device, if it can be built there.
 
     Raises:
         ValueError: options that the class rejects, weights with other names or shapes.
     """
     expected: Mapping[str, Tensor] = {}
     try:
-        with (
-            suppress(NotImplementedError, RuntimeError),
-            torch.device("meta"),
-        ):  # constructors that read values fail on meta
+        # Constructors that read values fail on meta.
+        with suppress(NotImplementedError, RuntimeError), torch.device("meta"):
             expected = build(cls, options).state_dict()
         found = misfit(expected, weights) if expected else None
         module = None if found else build(cls, options)

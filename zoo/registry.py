@@ -25,7 +25,7 @@ class Mixer(NamedTuple):
         summary: one-line description.
         year: year of publication; None if not given.
         source: publication of the mathematics, by arXiv number if it has one; empty if not given.
-        options: options of the class that this name fixes.
+        options: options of the class that this name sets; `create_mixer` can override them.
         family: mixers with the same mathematics. "time-invariant" mixers are fixed convolutions, whatever the input;
             "softmax", "delta rule" and "hybrid" mixers can recall the token that followed an earlier symbol.
         models: released models that use the mixer; empty if we know of none.
@@ -359,7 +359,7 @@ def register(
         family: see `Mixer`.
         year: year of publication.
         source: publication of the mathematics.
-        **options: options of the class that this name fixes.
+        **options: options of the class that this name sets; `create_mixer` can override them.
 
     Raises:
         UsageError: the name is taken, or is no identifier.

@@ -32,7 +32,7 @@ def absolute(target: str) -> str:
 
 
 def load(target: str, suits: Callable[[Any], bool] = callable) -> Any:
-    """Import and return the object `target`. A file runs once, and again after it has changed.
+    """Import and return the object that `target` names. A file runs once, and again after it has changed.
 
     >>> load("collections:OrderedDict")
     <class 'collections.OrderedDict'>
@@ -95,9 +95,8 @@ def _run(path: Path, _changed: int, _size: int) -> ModuleType:
     assert spec is not None
     assert isinstance(spec.loader, SourceFileLoader)
     module = importlib.util.module_from_spec(spec)
-    if (
-        str(path.parent) not in sys.path
-    ):  # the file may import its neighbours; at the end, so that they shadow no package
+    # The file may import its neighbours; its folder is last in the path, so that they shadow no package.
+    if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     before = sys.modules.get(name)
     sys.modules[name] = module

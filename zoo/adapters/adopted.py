@@ -73,9 +73,8 @@ class Adopted(SequenceMixer):
         return _blank, (self.name, self.made), self.__dict__
 
     def reset_parameters(self) -> None:
-        for module in reversed(
-            [*self.module.modules()]
-        ):  # parents last, because they may reset their children in another way
+        # Parents last, because they may reset their children in another way.
+        for module in reversed([*self.module.modules()]):
             if callable(reset := getattr(module, "reset_parameters", None)):
                 reset()
 

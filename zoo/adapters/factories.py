@@ -76,7 +76,7 @@ def _is_config(parameter: inspect.Parameter) -> bool:
 def built_with(factory: Factory, given: Collection[str]) -> str:
     """Return a hint why a class could not be built with the given options; empty if there is none.
 
-    Reasons are a config argument of an unknown class, an unknown option, or a missing option without default.
+    Reasons are a config argument, an unknown option, or a missing option without default.
     """
     parameters = [*signature_of(factory).parameters.values()]
     if parameters and _is_config(parameters[0]):

@@ -157,7 +157,7 @@ class Elapsed(Callback):
 class Throughput(Callback):
     """Measure tokens (positions) per second in training, without validation and without the first step, a warm-up.
 
-    Logs `tokens_per_second` since the last log; the attribute `tokens_per_second` covers the whole run.
+    Logs `tokens_per_second` since the last log or validation; the attribute `tokens_per_second` covers the whole run.
     """
 
     def __init__(self) -> None:

@@ -142,7 +142,7 @@ class Checkpoints(BetweenSteps, Checkpoint):
 
     @staticmethod
     def at_rest(trainer: L.Trainer) -> bool:
-        """Return whether the current batch completes a step, so that no accumulated gradient is pending."""
+        """Return whether the last batch completed a step, so that no accumulated gradient is pending."""
         return (trainer.fit_loop.batch_idx + 1) % trainer.accumulate_grad_batches == 0
 
     def save_last(self, trainer: L.Trainer) -> None:

@@ -57,9 +57,9 @@ def write_hparams(file: Path, options: Mapping[str, Any], trial: str, started: f
     Put the file next to the run's other event files. TensorBoard uses the first options that it reads for a run, so the
     file's name must sort first.
 
-    The tab shows five scalars as metrics, in alphabetical order; `log_result` writes the metrics to compare. (torch's
-    `add_hparams` also writes a list of options and metrics. TensorBoard reads this list from one run only, and it hides
-    other columns. Without a list the tab shows all columns, the options that vary first.)
+    As metrics the tab shows the first five scalars in alphabetical order; `log_result` writes the ones to compare.
+    (torch's `add_hparams` also writes a list of options and metrics. TensorBoard reads this list from one run only, and
+    it hides other columns. Without a list the tab shows all columns, the options that vary first.)
 
     Args:
         file: path of the file; its name must contain "tfevents".

@@ -42,8 +42,8 @@ class TheoryFigures(Callback):
     random numbers change.
 
     Args:
-        every_n_steps: optimizer steps between two readings, from step 0 on. The end of training is always read.
-            Default: only the end.
+        every_n_steps: optimizer steps between two readings; start and end of training are read too. Default: only the
+            end.
         max_seq_len: number of positions to read, from the start of the example.
         n_examples: validation examples for the gradient; its rate and interval need at least five.
 

@@ -52,7 +52,7 @@ def scores_at_lengths(
 ) -> Scores:
     """Return the module's test score at each length, without logging the scores.
 
-    For a length that the mixers do not accept (beyond their `max_seq_len`), log a warning and return None.
+    A length that the mixers do not accept (beyond their `max_seq_len`) gets a warning in the log and the score None.
 
     Args:
         trainer: runs the tests.

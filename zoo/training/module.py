@@ -40,7 +40,7 @@ LABELLED = "labelled"
 """Key of a batch's labelled positions, added before it moves to the device."""
 
 STREAM_ABOVE = 16_384
-"""Longer sequences are validated and tested in chunks, so that memory does not grow with length (except the state)."""
+"""Longer sequences without `lengths` are validated and tested in chunks, so that only the state grows with length."""
 STREAM_CHUNK = 4_096
 
 

@@ -62,7 +62,7 @@ class Sharded(ModelParallelStrategy):
 
 
 def _part(t: Tensor, p: Tensor) -> Tensor:
-    """Return this process's shard of an optimizer's tensor; unchanged if its parameter is not sharded."""
+    """Return this process's shard of an optimizer's tensor; unchanged if the shapes differ or nothing is sharded."""
     if not isinstance(p, DTensor) or t.shape != p.shape:
         return t
     return distribute_tensor(t.to(p.device), p.device_mesh, p.placements, src_data_rank=None)
