@@ -259,7 +259,7 @@ class StepAlone(Stepper):
             MaskOfHeads,
             "padding",
             "not_applicable",
-            "rejects attention_mask of shape (batch, seq): (batch, head, seq, seq)",
+            "rejects attention_mask of shape (3, 20): (batch, head, seq, seq)",
         ),
         (RightOnly, "padding", "passed", "compared with the unpadded row (right, attention_mask)"),
         ("lstm", "padding", "passed", "a chunk with a row of length 2 of 6"),

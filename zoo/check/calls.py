@@ -32,8 +32,8 @@ ROUNDOFF = {torch.float64: 1e-10, torch.float32: 2e-6, torch.bfloat16: 3e-2, tor
 def causality(subject: Subject) -> Outcomes:
     """Check that earlier outputs do not depend on later inputs, by values and gradients, also in training mode.
 
-    The dependence must be exactly zero, except for the roundoff of an FFT. For modules in float64 a leak of 1e-10 is
-    found.
+    The dependence must be exactly zero, except for the roundoff of an FFT. If the module can compute in float64, a leak
+    of 1e-10 is found.
     """
     if subject.looks_ahead:
         raise NotApplicableError("looks_ahead is set")

@@ -22,7 +22,7 @@ class Finding:
     Attributes:
         property: name of the property.
         verdict: passed, failed or not_applicable.
-        detail: one line with the test, its result, and for failures the expected result.
+        detail: one line: the test, its result, and for failures the expected result; or why it does not apply.
         reproduce: the command that checks this property again.
         measured: the measured numbers, as plain data.
     """

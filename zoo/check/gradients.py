@@ -32,7 +32,7 @@ discontinuities, from hard choices or from roundoff in a part that computes in f
 
 @checks("calls")
 def gradients(subject: Subject) -> Outcomes:
-    """Check the gradients of input and parameters against central differences along random directions.
+    """Check that gradients of input and parameters agree with central differences along random directions.
 
     We check float64, if the module supports it, and float32, for which kernels are written. The property
     `stream_gradients` compares gradients through states with gradients of the whole sequence.

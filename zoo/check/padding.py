@@ -76,9 +76,8 @@ def _padded(subject: Subject, module: nn.Module, form: Form, side: str) -> Outco
             before = outputs(x)
     except Exception as error:
         if side == "right":
-            raise NotApplicableError(
-                f"the module rejects {form.argument} of shape (batch, seq): {error!s:.120}"
-            ) from error
+            shape = tuple(form.make(valid).shape)
+            raise NotApplicableError(f"the module rejects {form.argument} of shape {shape}: {error!s:.120}") from error
         return  # the module rejects left padding
     did = f"the padding was overwritten with other values {where}"
     with attempting(did, "unchanged outputs"):

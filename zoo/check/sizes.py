@@ -1,4 +1,4 @@
-"""The property `large_sizes`: a wider module, and with --thorough a long sequence in two chunks."""
+"""The property `large_sizes`: a wider module, and if `thorough` a long sequence in two chunks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDTH = 96
 
 @checks("calls")
 def large_sizes(subject: Subject) -> Outcomes:
-    """Check rows, lengths and streaming of a module of width 96; with --thorough also 2048 positions."""
+    """Check that rows, lengths and streaming are right at width 96, and with --thorough for 2048 positions."""
     checked = False
     for outcome in _wide(subject):
         checked = True

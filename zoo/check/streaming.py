@@ -54,7 +54,7 @@ def partition(subject: Subject, sizes: Sequence[int]) -> Outcome:
 
 @torch.no_grad()
 def _forgetting(subject: Subject, sizes: Sequence[int], seen: Outcome) -> Outcome:
-    """Return `seen`, or a failure if the error is as large as the past's contribution: then the state is not used.
+    """Return `seen`, or a failure if the error exceeds half of the past's contribution: then the state is lost.
 
     A state that contributes little, as in a fresh layer with small steps, can be lost without a large error. So we
     compare in float64, where roundoff is far smaller; a module that refuses float64 passes.
@@ -64,9 +64,8 @@ def _forgetting(subject: Subject, sizes: Sequence[int], seen: Outcome) -> Outcom
         whole, streamed = subject.whole(module, x), subject.chunks(module, x, sizes)
     except Exception:  # noqa: BLE001 - a foreign module may raise anything
         return seen
-    roundoff = (
-        _ROUNDOFF * torch.finfo(torch.float32).eps * root_mean_square(whole)
-    )  # some modules compute in float32 inside
+    # Some modules compute in float32 inside.
+    roundoff = _ROUNDOFF * torch.finfo(torch.float32).eps * root_mean_square(whole)
     at = sizes[0]
     for size in sizes[1:]:
         now = slice(at, at + size)

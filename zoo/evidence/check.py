@@ -27,7 +27,7 @@ class Check:
         value: measured value; for samples their median.
         low: smallest predicted value.
         high: largest predicted value.
-        interval: 95 % interval of the value; None if the value is exact or `reason` is set.
+        interval: 95 % interval of the value; None if the value is exact, or the samples do not allow one.
         seeds: seeds of the samples.
         reason: if not empty, the check is undecided for this reason, whatever the value.
     """
@@ -42,7 +42,7 @@ class Check:
 
     @property
     def verdict(self) -> CheckStatus:
-        """Holds if the whole interval is in the predicted region, fails if it is outside, else undecided (also NaN)."""
+        """Holds if the whole interval is in the predicted region, fails if all of it is outside; undecided for NaN."""
         low, high = self.interval or (self.value, self.value)
         if self.reason:
             return "undecided"

@@ -61,8 +61,8 @@ def of_shift(differences: Sequence[Number]) -> Estimate:
 
     The shift is the median of the Walsh averages, the means of all pairs of differences, including each with itself.
     The ends of the interval are two of these means. For five differences it covers the shift with probability 0.9375,
-    if they are distributed symmetrically around it. It uses the size of the differences, so it is narrower than the
-    interval of the median difference. NaN if a difference is NaN.
+    if they are distributed symmetrically around it. It uses the sizes of the differences too, so with six or more it is
+    mostly narrower than the interval of the median difference. NaN if a difference is NaN.
 
     Args:
         differences: one difference per common seed.
@@ -137,8 +137,8 @@ def of_share(successes: int, n: int) -> Estimate:
 def of_rank_correlation(x: Sequence[Number], y: Sequence[Number]) -> Estimate:
     """Return Spearman's rank correlation, with the interval by Fisher's z and the variance of Bonett and Wright (2000).
 
-    For the interval, a correlation of 1 is replaced by the middle between 1 and the next smaller possible value for n
-    pairs. If x or y is constant, all three numbers are NaN.
+    For the interval, a correlation of 1 or -1 is moved towards 0 by 3 / (n^3 - n), a quarter of the way to the next
+    value that n pairs without ties can have. If x or y is constant, all three numbers are NaN.
 
     Raises:
         ValueError: fewer than five pairs, or x and y of different lengths.

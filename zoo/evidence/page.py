@@ -47,7 +47,7 @@ _VARIANTS: tuple[dict[str, Any], ...] = (
     {"linestyle": (0, (1, 1)), "fillstyle": "left"},
     {"linestyle": (0, (4, 1, 1, 1)), "fillstyle": "right"},
 )
-_MOST_TICKS, _LEAST_GAP = 6, 0.12  # each x gets a tick if there are no more, at least this share of the axis apart
+_MOST_TICKS, _LEAST_GAP = 6, 0.12  # a tick at each x if there are at most so many, this share of the axis apart
 
 
 def verdict_record(verdict: Verdict) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def check_record(check: Check) -> dict[str, Any]:
 
 
 def verdict_table(verdicts: Iterable[Verdict]) -> Table:
-    """Return a rich table of claims; each row shows the first check against the expectation, or else the last check.
+    """Return a rich table of claims; each row shows the first wrong check, else the first undecided one, else the last.
 
     Raises:
         MissingExtraError: rich is not installed.
@@ -228,9 +228,8 @@ def _draw(axes: Axes, panel: Panel) -> None:
         places = sorted({x for curve in panel.curves for x in curve.x})
         gaps = [math.log(high / low) for low, high in itertools.pairwise(places)]
         if len(places) <= _MOST_TICKS and min(gaps, default=1.0) >= _LEAST_GAP * sum(gaps):
-            axes.set_xticks(
-                places, labels=[number(x) for x in places]
-            )  # the default ticks, powers of ten, would miss them
+            # The default ticks, powers of ten, would miss them.
+            axes.set_xticks(places, labels=[number(x) for x in places])
             axes.minorticks_off()
         elif places[-1] < 100 * places[0]:
             ticker = require_extra("matplotlib.ticker")

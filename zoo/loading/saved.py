@@ -36,7 +36,7 @@ _PREFIX = "backbone."  # prefix of the model's weights in the state_dict of a tr
 def save(model: Backbone | SequenceMixer, path: str | os.PathLike[str]) -> None:
     """Write class, options and weights of a model or a mixer to a file, without optimizer state.
 
-    Tied weights of head and embedding are tied again after loading.
+    Tied weights of head and embedding are tied again after loading. requires_grad is not saved.
 
         zoo.save(model, "model.safetensors")
         model = zoo.load("model.safetensors")
@@ -112,9 +112,8 @@ def load(
     model = build_fitting(path, Backbone, options, weights)
     model.load_state_dict({name: w.clone() for name, w in weights.items()}, assign=True)
     embedding, head = weights.get("embedding.weight"), weights.get("head.weight")
-    if (
-        embedding is not None and head is not None and embedding.data_ptr() == head.data_ptr()
-    ):  # tied: stored once in the file
+    # Tied weights are stored once in the file.
+    if embedding is not None and head is not None and embedding.data_ptr() == head.data_ptr():
         assert model.head is not None
         assert model.embedding is not None
         model.head.weight = model.embedding.weight

@@ -63,7 +63,7 @@ _STYLE = {
     "lines.markersize": 4,
 }
 _PANEL = (6.0, 4.2)  # inches; legible in TensorBoard's panes
-_NAME, _NAME_LENGTH = 8, 28  # font size in points, and maximum number of characters, of a line's name
+_NAME, _NAME_LENGTH = 8, 28  # font size of a curve's name in points, and characters after which it wraps
 _NEAR_THE_EDGE = 0.8  # lines that end beyond this share of the width are named beside the axes
 _LEADER: dict[str, Any] = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 2, "shrinkB": 3}  # from a name to its line
 _DISTANCES = (5, 12, 20, 30, 42)  # tried distances in points from the end of a line to its name, within the axes
@@ -128,10 +128,11 @@ def look_of(mixer: str) -> Look:
 
 
 def line_styles(mixers: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return matplotlib options for the line of each mixer; at most eight have their looks, those compared most often.
+    """Return matplotlib options for the line of each mixer.
 
-    The other lines are grey, with labels that begin with "_", so that they are not named. Later lines are thinner, so
-    that a line below another one remains visible.
+    At most eight have their looks: user-defined mixers, then those compared most often. The other lines are grey, with
+    labels that begin with "_", so that they are not named. Later lines are thinner, so that a line below another one
+    remains visible.
     """
     order = {mixer: at for at, mixer in enumerate(_LISTED)}
     named = sorted(mixers, key=lambda mixer: order.get(mixer, -1))[:_COLOURED]  # user-defined mixers first
@@ -152,8 +153,8 @@ def whole_numbers() -> Any:
 def name_lines(*panels: Axes) -> None:
     """Write each line's name next to it in its colour, instead of a legend.
 
-    A line that ends near the right edge is named beside the axes, other lines next to their ends. Names do not overlap
-    each other, and within the axes they avoid points and lines too.
+    A line that ends near the right edge is named beside the axes, other lines next to their ends. Names avoid each
+    other, and within the axes points and lines too.
     """
     for axes in panels:
         axes.autoscale_view()

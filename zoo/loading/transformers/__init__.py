@@ -34,12 +34,12 @@ def load_transformers(source: nn.Module | str | os.PathLike[str], *, verify: boo
     supported configurations.
 
     Outputs, states and gradients of inputs agree. Weights are copied with their dtype, device and requires_grad, which
-    must be equal for weights that we store as one parameter (queries, keys and values; gate and up). Exceptions:
+    must be equal for weights that we store as one parameter (queries, keys and values; gate and up). A tied head stays
+    tied. Exceptions:
 
     - Multipliers (Granite, Falcon-H1, MiniMax) are multiplied into the preceding weight, whose gradient is then the
-      original one divided by the multiplier. Norms that store weight - 1 (Qwen3-Next, Qwen3.5, RecurrentGemma) store
-      the weight.
-    - A tied head stays tied.
+      original one divided by the multiplier.
+    - Norms of Qwen3-Next, Qwen3.5 and RecurrentGemma store weight - 1; ours store the weight.
     - Parameters that only our layer has are frozen constants: ones for the norms of dt, B and C in FalconMamba, zeros
       for the bias of Kimi Linear's output gate.
     - RWKV's norm of the embeddings is applied to them once.

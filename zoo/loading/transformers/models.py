@@ -33,7 +33,7 @@ class Family(NamedTuple):
         output_norms: replaces `norms` for layers without its first norm, which norm the output of each half.
         residual_norms: whether the norms are applied to the residual stream itself.
         alone: whether each layer is only one half of our blocks, a mixer or a channel mixer.
-        multiplied: maps the model and a layer to {our parameter: multiplier that the layer applies}.
+        multiplied: maps the model and a layer to {our parameter: factor to multiply its weights by}.
         embeddings: maps the model to the multiplier of its embeddings.
         logits: maps the configuration to the multiplier of its logits.
         cap: configuration field for the bound of the logits.
@@ -121,7 +121,7 @@ def _granite_multiplied(_theirs: Any, layer: Any) -> dict[str, float]:
 
 
 def _minimax_multiplied(_theirs: Any, layer: Any) -> dict[str, float]:
-    """Multiply each norm by its alpha, and divide the weights that read the normed input by it."""
+    """Multiply norms by alpha and output weights by beta; divide the weights that read a normed input by alpha."""
     kind = "linear" if layer.block_type == "linear_attention" else "full"
     alphas = {f"{kind}_attn_alpha_factor": layer.attn_alpha_factor, "mlp_alpha_factor": layer.mlp_alpha_factor}
     expect(layer, {name: (alpha, alpha or "any number but 0") for name, alpha in alphas.items()})

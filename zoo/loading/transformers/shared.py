@@ -59,9 +59,8 @@ def read_shared(theirs: Any, layers: str, weights: Weights) -> tuple[Part, dict[
         if adapted:  # the factor of the logits is multiplied into the queries, as in the shared projection
             attention, queries = theirs.get_submodule(path).self_attn, f"{ours}.qkv_lora.up_proj.0.weight"
             table[queries] = table[queries].scaled(attention.scaling * attention.head_dim**0.5)
-        for (
-            lists
-        ) in adapters.values():  # transformers that are not shared also have, but do not use, the maps of other layers
+        # Transformers that are not shared also have, but do not use, the maps of other layers.
+        for lists in adapters.values():
             for other in (each for each in range(len(reading)) if each % n_blocks != number % n_blocks):
                 for adapter in lists:
                     weights.leave_out(f"{adapter.rpartition('.')[0]}.{other}")
