@@ -1,6 +1,6 @@
 """The command line `zoo`: list, measure and check mixers, count heads, and test the claims of the theory.
 
-`zoo --help` and the errors for misspelt names do not import torch. Tables and plots need the extra `report`.
+`zoo --help` and most errors for misspelt names do not import torch. Tables and plots need the extra `report`.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ class SequenceMixer(Configured, ABC):
             return state_nbytes(twin.stream(x)[1])
 
     def require_choice(self, seq_len: int) -> None:
-        """Raise ValueError if a sparse mixer, here or in a submodule, would select more than `seq_len` positions.
+        """Raise ValueError if `seq_len` is less than a sparse mixer, here or in a submodule, selects for each query.
 
         Call it before training. `forward` and `stream` accept short sequences, since every stream begins short.
         """
