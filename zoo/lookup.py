@@ -118,11 +118,11 @@ class OpenRegistry(Registry[E]):
         """Add a name for the object `found`, or for the target `entry[0]`, which is imported on first use.
 
         Raises:
-            UsageError: the name is no identifier, or is taken.
+            UsageError: the name is not an identifier, or is taken.
         """
         if not name.isidentifier():
             raise UsageError(
-                f"{name!r} is no valid name for a {self.kind}: use letters, digits and underscores, and no digit first"
+                f"{name!r} is not a valid name for a {self.kind}: use letters, digits and underscores, no digit first"
             )
         taken = None if super().__contains__(name) else self.own.get(name, entry)
         if taken is None or taken[0] != entry[0]:

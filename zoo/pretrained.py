@@ -109,7 +109,7 @@ class Pretrained(Configured):
             found = repository.from_pretrained(source, allow=[*allow, class_path(cls)], **options).module
         except (OSError, require_extra("huggingface_hub.errors", "hub").HFValidationError) as error:
             reason = str(error).strip().partition("\n")[0]
-            raise ValueError(f"{source} is no local folder, and the hub gave no {FILE} for it: {reason}") from error
+            raise ValueError(f"{source} is not a local folder, and the hub gave no {FILE}: {reason}") from error
         if not isinstance(found, cls):
             raise ValueError(f"{source} contains {type(found).__name__}, not {cls.__name__}")
         return found

@@ -362,8 +362,8 @@ def register(
         **options: options of the class that this name sets; `create_mixer` can override them.
 
     Raises:
-        UsageError: the name is taken, or is no identifier.
-        ValueError: an object that is no subclass of torch.nn.Module.
+        UsageError: the name is taken, or is not an identifier.
+        ValueError: an object that is not a subclass of torch.nn.Module.
     """
     if isinstance(mixer, str):
         home, found = absolute(mixer), None

@@ -47,7 +47,7 @@ def load(target: str, suits: Callable[[Any], bool] = callable) -> Any:
     """
     place, colon, name = absolute(target).rpartition(":")
     if not colon or not place or not name:
-        raise UsageError(f"{target!r} is no target: give {FORMS}")
+        raise UsageError(f"{target!r} is not a target: give {FORMS}")
     module = _from_file(Path(place)) if place.endswith(".py") else _from_package(place)
     if hasattr(module, name):
         return getattr(module, name)
@@ -60,7 +60,7 @@ def load(target: str, suits: Callable[[Any], bool] = callable) -> Any:
 
 def _from_package(place: str) -> ModuleType:
     if not all(part.isidentifier() for part in place.split(".")):
-        raise UsageError(f"{place} is no module's dotted name; give {FORMS}")
+        raise UsageError(f"{place} is not the dotted name of a module; give {FORMS}")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:  # installed commands do not search it by default
         sys.path.insert(0, str(Path.cwd()))
     try:

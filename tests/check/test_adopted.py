@@ -334,7 +334,7 @@ def test_a_registered_name_is_a_mixer_like_any_other(registry: Any) -> None:
         "lstm": "built in",
         "mamba": "built in",
         "mean": f"{__name__}:Mean",
-        "a.b": "'a.b' is no valid name for a mixer",
+        "a.b": "'a.b' is not a valid name for a mixer",
     }
     for name, message in taken.items():
         with refused(message):

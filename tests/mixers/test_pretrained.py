@@ -108,7 +108,7 @@ def test_from_pretrained_loads_only_its_own_class(tmp_path: Path, hub: Hub) -> N
         Own.from_pretrained(tmp_path / "plain")
     for source in ("me/nothing", "/no/such/folder"):
         with pytest.raises(
-            ValueError, match=rf"^{source} is no local folder, and the hub gave no model.safetensors for it: "
+            ValueError, match=rf"^{source} is not a local folder, and the hub gave no model.safetensors: "
         ):
             zoo.Backbone.from_pretrained(source)
 

@@ -37,10 +37,10 @@ def test_a_class_of_a_package_or_a_file_is_found(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("lstm", "'lstm' is no target: give package.module:Class or path/file.py:Class"),
-        ("torch.nn:", "is no target"),
+        ("lstm", "'lstm' is not a target: give package.module:Class or path/file.py:Class"),
+        ("torch.nn:", "is not a target"),
         ("no_such_package.sub:Mixer", "there is no module no_such_package.sub to import; give package"),
-        ("no-such:Mixer", "no-such is no module's dotted name"),
+        ("no-such:Mixer", "no-such is not the dotted name of a module"),
         ("missing.py:Mixer", r"there is no file /.*/missing\.py: put missing\.py there, or give"),
         ("raises.py:Mixer", r"/raises\.py cannot be run in line 2: ZeroDivisionError: division by zero$"),
         ("exits.py:Mixer", r"/exits\.py cannot be run in line 1: SystemExit: 3$"),

@@ -208,7 +208,7 @@ def adopt(name: str, found: Any) -> type[SequenceMixer]:
         found: the class.
 
     Raises:
-        UsageError: `found` is no subclass of torch.nn.Module.
+        UsageError: `found` is not a subclass of torch.nn.Module.
     """
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         kind = f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
