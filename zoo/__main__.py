@@ -73,7 +73,8 @@ def _parser() -> Parser:
     for name, (summary, declare) in VERBS.items():
         declare(verbs.add_parser(name, help=summary))
     for name, verb in offered(OTHER_VERBS).items():
-        verbs.add_parser(name, help=(inspect.getdoc(verb) or "").partition("\n")[0])
+        summary = (inspect.getdoc(verb) or "").partition("\n")[0].removesuffix(".")
+        verbs.add_parser(name, help=summary[:1].lower() + summary[1:])
     return parser
 
 

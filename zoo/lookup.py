@@ -146,6 +146,9 @@ class OpenRegistry(Registry[E]):
             return super().check(name)
         if isinstance(name, str) and (is_target(name) or name in self.own):
             return absolute(name)
+        place, dot, last = str(name).rpartition(".")
+        if dot and last[:1].isupper() and all(part.isidentifier() for part in (*place.split("."), last)):
+            raise UnknownNameError(f"unknown {self.kind} {name!r} (did you mean '{place}:{last}'?)")
         raise UnknownNameError(f"{unknown(self.kind, name, [*self, *self.own])}; or give {self.forms}")
 
     def entry(self, name: str) -> E:

@@ -33,6 +33,8 @@ def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
                 call(given)
     with pytest.raises(UnknownNameError, match=r"^unknown mixer 'xyzzy'; choose from: "):
         create_mixer("xyzzy", 8)
+    with pytest.raises(UnknownNameError, match=r"^unknown mixer 'torch.nn.LSTM' \(did you mean 'torch.nn:LSTM'\?\)$"):
+        create_mixer("torch.nn.LSTM", 8)
 
 
 def test_an_alias_works_like_its_name() -> None:
