@@ -346,7 +346,9 @@ class Backbone(Pretrained):
         for _ in range(n):
             logits, state = self.stream(tokens[-1], state)
             if temperature:
-                chances = torch.softmax(_likeliest(logits[:, -1].float() / temperature, top_k, top_p), dim=-1)
+                last = logits[:, -1].float()
+                last = (last - last.amax(-1, keepdim=True)) / max(temperature, torch.finfo(last.dtype).tiny)
+                chances = torch.softmax(_likeliest(last, top_k, top_p), dim=-1)
                 tokens.append(torch.multinomial(chances, 1, generator=generator))
             else:
                 tokens.append(logits[:, -1:].argmax(-1))

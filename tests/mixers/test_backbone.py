@@ -252,13 +252,14 @@ def test_sampled_frequencies_are_the_softmax(top_k: int | None, top_p: float, ge
 
 def test_the_generators_seed_determines_the_samples(generator: torch.Generator) -> None:
     model, prompt = model_of(Case("lstm", {}), generator), torch.full((4, 1), 3)
-    one, other, cold = (
+    one, other, cold, colder = (
         model.generate(prompt[:4], 20, temperature, torch.Generator().manual_seed(seed))
-        for seed, temperature in ((1, 1.0), (2, 1.0), (1, 1e-6))
+        for seed, temperature in ((1, 1.0), (2, 1.0), (1, 1e-6), (1, 1e-320))
     )
     assert torch.equal(one, model.generate(prompt[:4], 20, 1.0, torch.Generator().manual_seed(1)))
     assert not torch.equal(one, other)
-    assert torch.equal(cold, model.generate(prompt[:4], 20))
+    for greedy in (cold, colder):
+        assert torch.equal(greedy, model.generate(prompt[:4], 20))
 
 
 # Errors, in one line.
