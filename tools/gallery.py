@@ -70,7 +70,7 @@ def inputs() -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(1, SEQ_LEN, D_MODEL, generator=generator, dtype=torch.float64)
     half = noise[:, : SEQ_LEN // 2]
-    return {"noise": noise, "said twice": torch.cat((half, half), dim=1)}
+    return {"noise": noise, "repeated noise": torch.cat((half, half), dim=1)}
 
 
 def card(name: str) -> dict[str, Any]:
