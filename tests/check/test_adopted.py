@@ -120,6 +120,16 @@ def test_a_module_with_few_positions_is_a_mixer(most: int) -> None:
         zoo.create_mixer(f"{__name__}:Short", 8, most=3)
 
 
+@pytest.mark.parametrize("grad", [True, False])
+def test_the_memory_of_the_first_chunk_may_be_reused(*, grad: bool) -> None:
+    mixer, x = zoo.create_mixer("torch.nn:LSTM", 8, hidden_size=8, batch_first=True), torch.randn(2, 3, 8)
+    with torch.set_grad_enabled(grad):
+        chunk = x[:, :1].clone()
+        _, state = mixer.stream(chunk)
+        y, _ = mixer.stream(chunk.copy_(x[:, 1:2]), state)
+    torch.testing.assert_close(y, mixer(x)[:, 1:2])
+
+
 class StartsAtZero(nn.Module):
     def __init__(self, d_model: int) -> None:
         super().__init__()

@@ -113,8 +113,10 @@ class Adopted(SequenceMixer):
             return Carried.close(theirs, self._parts, x)
         elif x.is_meta:
             past = x[:, :0]
-        else:
-            past = x.detach().requires_grad_() if torch.is_grad_enabled() and not x.requires_grad else x
+        else:  # a copy, since the caller may reuse the chunk's memory
+            past = x.clone()
+            if torch.is_grad_enabled() and not x.requires_grad:
+                past.requires_grad_()
         # Meta tensors hold no data; return states of the right shape.
         after = x.shape[1] if x.is_meta else None
         return Carried((past, *(part.empty(len(x), x.dtype, x.device, after) for part in self._parts)))
