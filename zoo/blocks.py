@@ -270,6 +270,11 @@ class SigmoidExperts(Experts):
         self.n_groups, self.top_groups, self.scale = n_groups, top_groups, scale
         self.preference = nn.Parameter(torch.zeros(n_experts), requires_grad=False)
 
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if hasattr(self, "preference"):  # the base class calls this before it exists
+            nn.init.zeros_(self.preference)
+
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         groups = self.n_groups, self.top_groups
         return route_by_sigmoid(self.router(x), self.preference, self.top_k, self.normalize, *groups, self.scale)

@@ -126,6 +126,13 @@ def test_experts_are_initialised_like_linear_layers() -> None:
         assert weight.detach().std() == pytest.approx((3 * fan_in) ** -0.5, rel=0.05)
 
 
+def test_reset_parameters_forgets_the_preference() -> None:
+    layer = SigmoidExperts(8, 4, n_experts=3)
+    nn.init.ones_(layer.preference)
+    layer.reset_parameters()
+    assert not layer.preference.any()
+
+
 # The load.
 
 
