@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from tests import reference
-from tests.cases import draw, randomise, trained_by_outputs
+from tests.cases import D_MODEL, Case, draw, randomise, trained_by_outputs
 from tests.tolerances import assert_close, tolerance
 from zoo import create_mixer
 from zoo.ops import attention, transforms, trapezoid
@@ -409,3 +409,9 @@ def test_wkv_keeps_slow_decays_in_float32(generator: torch.Generator) -> None:
     sums = torch.zeros(1, 3).double(), torch.zeros(1, 3).double(), torch.full((1, 3), -1e38).double()
     exact, narrow = (wkv(*(t.to(dtype) for t in (*given, *sums)))[0] for dtype in (torch.float64, torch.float32))
     assert_close(narrow, exact)
+
+
+def test_linear_attention_keeps_the_digits_of_small_features(generator: torch.Generator) -> None:
+    mixer, x = Case("linear_attention", {}).create(generator), 30 * draw(2, 37, D_MODEL, generator=generator)
+    expected = mixer(x)
+    assert_close(mixer.float()(x.float()), expected)

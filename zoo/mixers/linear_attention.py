@@ -84,7 +84,7 @@ class LinearAttention(SequenceMixer):
     ) -> tuple[Tensor, LinearAttentionState]:
         q, k, v = rearrange(self.qkv_proj(x), "batch seq (part head d) -> part batch head seq d", part=3, d=self.d_head)
         if self.feature_map == "elu":
-            q, k = F.elu(q) + 1, F.elu(k) + 1
+            q, k = _elu_plus_one(q), _elu_plus_one(k)
         (k,) = without_padding(lengths, k)
         q, k = coefficient(q), coefficient(k)
         # The normaliser is the same sum for a value channel that is always one.
@@ -95,3 +95,8 @@ class LinearAttention(SequenceMixer):
         return self.out_proj(rearrange(y.to(v.dtype), "batch head seq d -> batch seq (head d)")), LinearAttentionState(
             outer
         )
+
+
+def _elu_plus_one(t: Tensor) -> Tensor:
+    """Compute elu(t) + 1 without the sum, in which exp(t) of a very negative t would be rounded away."""
+    return F.relu(t) + t.clamp(max=0).exp()
