@@ -183,8 +183,8 @@ class RunFolder:
     ) -> None:
         """Create the folder and write the files whose content is known before training.
 
-        Without a checkpoint to resume from, the files of an earlier run are deleted. With a checkpoint of another
-        folder, the best checkpoint of that folder is copied too: its score is the one to beat.
+        Without a checkpoint of this folder to resume from, the files of an earlier run are deleted. With a checkpoint
+        of another folder, the best checkpoint of that folder is copied too: its score is the one to beat.
 
         Args:
             config: configuration of the run.
@@ -198,14 +198,14 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / METRICS).unlink(missing_ok=True)
-            if checkpoint is None:
+            if checkpoint is None or not self.holds(checkpoint):
                 shutil.rmtree(self.checkpoints, ignore_errors=True)
                 kept = (RUNGS, HEADS, f"{EVENTS}*")
                 for old in itertools.chain.from_iterable(map(self.path.glob, kept)):
                     old.unlink()
-            elif (best := checkpoint.parent / self.best.name).is_file() and not self.best.exists():
-                self.best.parent.mkdir(exist_ok=True)
-                write_atomically(self.best, best.read_bytes())
+                if checkpoint is not None and (best := checkpoint.parent / self.best.name).is_file():
+                    self.best.parent.mkdir(exist_ok=True)
+                    write_atomically(self.best, best.read_bytes())
             result = {key: value for key, value in config.items() if key != "run_dir"}
             write_atomically(self.path / CONFIG, write_yaml(result))
             write_atomically(self.path / ENVIRONMENT, as_json(environment() | {"data": fingerprint, LEAK: leak}))

@@ -135,6 +135,15 @@ def test_overwrite_restarts_a_run_even_if_its_files_are_damaged(
     assert len(list(path.glob("events.*"))) == n_events
 
 
+def test_a_run_overwritten_from_another_ones_checkpoint_keeps_nothing_of_its_own(tmp_path: Path) -> None:
+    last = str(trained(tmp_path / "first") / "checkpoints" / "last.ckpt")
+    anew = results(trained(tmp_path / "new", "--seed", "1", "--ckpt_path", last))
+    path = trained(tmp_path / "old", "--seed", "1", "--trainer.log_every_n_steps", "1")
+    assert go(tmp_path / "old", "--seed", "1", "--overwrite", "--ckpt_path", last) == 0
+    assert results(path) == anew
+    assert small.curves(path).keys() == small.curves(folder(tmp_path / "new", "--seed", "1")).keys()
+
+
 def test_the_bar_shows_the_reason_of_a_long_wait_only_during_that_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
