@@ -18,7 +18,7 @@ from zoo.report.files import read_json
 logger = logging.getLogger(__name__)
 
 _OTHER_RESULTS = {"claims.json", "compare.csv", "measure.json"}
-"""Files of our other commands: a folder with one of them is skipped without a warning."""
+"""Files of our other commands: a folder with one of them, but without runs, gives no warning."""
 
 
 class Runs(list[Run]):
@@ -74,11 +74,11 @@ def read_runs(folder: str | Path, trials: bool = False) -> Runs:
         here, files = Path(place), {name for name in names if not name.startswith(".")}
         inner[:] = sorted(name for name in inner if name != CHECKPOINTS and not name.startswith("."))
         real, top = here.resolve(), here.relative_to(root).parts[:1]
-        if real in seen or files & _OTHER_RESULTS:  # a link may lead to a folder seen before
+        if real in seen:  # a link may lead to a folder seen before
             inner.clear()
             continue
         seen.add(real)
-        if files:
+        if files and not files & _OTHER_RESULTS:
             with_files.add(top)
         if INDEX in files:
             try:

@@ -369,6 +369,13 @@ def test_the_files_have_the_numbers_of_the_table(tmp_path: Path, capsys: pytest.
     assert "skipped" not in lines(capsys, tmp_path / "runs")[1]  # no warning about the folder that it wrote
 
 
+def test_runs_next_to_the_files_of_a_comparison_are_read(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "runs", "mqar/attention", 0, 0.5)
+    for place in (tmp_path / "runs", tmp_path / "runs" / "mqar", folder):
+        (place / "compare.csv").touch()
+        assert [run.folder for run in read_runs(tmp_path / "runs")] == [folder]
+
+
 def test_without_a_tested_run_no_figure_of_scores_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
