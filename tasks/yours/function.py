@@ -85,8 +85,9 @@ class Generated(Task):
         if "seq_len" not in self.own:
             raise ValueError(f"{self.name}: other lengths need the function to have an argument seq_len, got {seq_len}")
         tokens, classes = self.spec.vocab_size, self.spec.n_outputs if self.spec.loss == "cross_entropy" else None
-        fixed = {"vocab_size": tokens, "n_classes": classes, **self.options(), "seq_len": seq_len}
-        return type(self)(**fixed)
+        measured = {"vocab_size": tokens, "n_classes": classes}
+        fixed = {name: value for name, value in measured.items() if name not in self.own}
+        return type(self)(**self.options() | fixed | {"seq_len": seq_len})
 
     def fingerprint(self) -> dict[str, Any]:
         return self._fingerprint

@@ -80,6 +80,10 @@ def taken(rng, n, spec=1):
 def growing(rng, n):
     return {"inputs": rng.integers(50, size=(n, 4)), "labels": np.arange(4 * n).reshape(n, 4) * 5 // (4 * n)}
 
+def rare(rng, n, seq_len=16):
+    inputs = rng.integers(50_000, size=(n, seq_len))
+    return {"inputs": inputs, "labels": inputs // 1000}
+
 def nothing():
     return {}
 
@@ -141,6 +145,12 @@ def test_a_function_is_a_task_with_its_arguments_as_options(file: Path, rng: np.
     assert arrays["age"].tolist() == [[-1] * 6 + [6]] * 5
     assert (task.at_length(9).spec.seq_len, task.at_length(9).spec.vocab_size) == (9, 4)
     assert tasks.create_task(f"{file}:growing").spec.chance == 1 / 5  # classes change from the first rows to the last
+
+
+def test_another_length_has_the_tokens_and_classes_measured_in_training(file: Path) -> None:
+    task = tasks.create_task(f"{file}:rare")
+    shorter = task.at_length(4)  # its first examples have fewer tokens
+    assert (shorter.spec.vocab_size, shorter.spec.n_outputs) == (task.spec.vocab_size, task.spec.n_outputs)
 
 
 def test_regression_with_lengths(file: Path, rng: np.random.Generator) -> None:
