@@ -137,7 +137,13 @@ def _run(command: Command) -> Metrics:
                     _say(f"{aside.stem} is damaged, renamed to {aside}; the run resumes from {session.checkpoint}")
             if session.leak and not command.config["looks_ahead"]:
                 say(make_console(), f"{session.leak}. {MARKED}", "bold red")
-            folder.prepare(command.config, session.checkpoint, session.data.task.fingerprint(), session.leak)
+            folder.prepare(
+                command.config,
+                session.checkpoint,
+                session.data.task.fingerprint(),
+                session.leak,
+                overwrite=command.overwrite,
+            )
             if any(isinstance(logger, training.CurveLogger) for logger in session.trainer.loggers):
                 options = compared_options(command.config)
                 options |= {f"task.{name}": n for name, n in session.data.n_rows().items()}

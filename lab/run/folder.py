@@ -179,18 +179,25 @@ class RunFolder:
             raise self._unwritable(error) from None
 
     def prepare(
-        self, config: Mapping[str, Any], checkpoint: Path | None, fingerprint: Mapping[str, Any], leak: str = ""
+        self,
+        config: Mapping[str, Any],
+        checkpoint: Path | None,
+        fingerprint: Mapping[str, Any],
+        leak: str = "",
+        *,
+        overwrite: bool = False,
     ) -> None:
         """Create the folder and write the files whose content is known before training.
 
-        Without a checkpoint of this folder to resume from, the files of an earlier run are deleted. With a checkpoint
-        of another folder, the best checkpoint of that folder is copied too: its score is the one to beat.
+        Without a checkpoint to resume from, the files of an earlier run are deleted. With a checkpoint of another
+        folder, the best checkpoint of that folder is copied too: its score is the one to beat.
 
         Args:
             config: configuration of the run.
             checkpoint: checkpoint to resume from; None for a new run.
             fingerprint: fingerprint of the task's data.
             leak: how the model reads later positions; empty if it does not.
+            overwrite: whether to delete the files of an earlier run also if the checkpoint is of another folder.
 
         Raises:
             UsageError: the folder cannot be written.
@@ -198,12 +205,14 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / METRICS).unlink(missing_ok=True)
-            if checkpoint is None or not self.holds(checkpoint):
+            if checkpoint is None or (overwrite and not self.holds(checkpoint)):
                 shutil.rmtree(self.checkpoints, ignore_errors=True)
                 kept = (RUNGS, HEADS, f"{EVENTS}*")
                 for old in itertools.chain.from_iterable(map(self.path.glob, kept)):
                     old.unlink()
-                if checkpoint is not None and (best := checkpoint.parent / self.best.name).is_file():
+            if checkpoint is not None and not self.best.exists():
+                best = checkpoint.parent / self.best.name
+                if best.is_file():
                     self.best.parent.mkdir(exist_ok=True)
                     write_atomically(self.best, best.read_bytes())
             result = {key: value for key, value in config.items() if key != "run_dir"}

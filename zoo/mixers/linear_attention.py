@@ -99,4 +99,4 @@ class LinearAttention(SequenceMixer):
 
 def _elu_plus_one(t: Tensor) -> Tensor:
     """Compute elu(t) + 1 without the sum, in which exp(t) of a very negative t would be rounded away."""
-    return F.relu(t) + t.clamp(max=0).exp()
+    return F.relu(t) + t.clamp(max=0).exp().to(t.dtype)  # float32 under autocast on CUDA
