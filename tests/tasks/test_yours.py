@@ -80,7 +80,7 @@ def taken(rng, n, spec=1):
 def growing(rng, n):
     return {"inputs": rng.integers(50, size=(n, 4)), "labels": np.arange(4 * n).reshape(n, 4) * 5 // (4 * n)}
 
-def rare(rng, n, seq_len=16):
+def wide(rng, n, seq_len=16):
     inputs = rng.integers(50_000, size=(n, seq_len))
     return {"inputs": inputs, "labels": inputs // 1000}
 
@@ -148,7 +148,7 @@ def test_a_function_is_a_task_with_its_arguments_as_options(file: Path, rng: np.
 
 
 def test_another_length_has_the_tokens_and_classes_measured_in_training(file: Path) -> None:
-    task = tasks.create_task(f"{file}:rare")
+    task = tasks.create_task(f"{file}:wide")
     shorter = task.at_length(4)  # its first examples have fewer tokens
     assert (shorter.spec.vocab_size, shorter.spec.n_outputs) == (task.spec.vocab_size, task.spec.n_outputs)
 
