@@ -210,11 +210,10 @@ class RunFolder:
                 kept = (RUNGS, HEADS, f"{EVENTS}*")
                 for old in itertools.chain.from_iterable(map(self.path.glob, kept)):
                     old.unlink()
-            if checkpoint is not None and not self.best.exists():
-                best = checkpoint.parent / self.best.name
-                if best.is_file():
-                    self.best.parent.mkdir(exist_ok=True)
-                    write_atomically(self.best, best.read_bytes())
+            best = None if checkpoint is None else checkpoint.parent / self.best.name
+            if best is not None and best.is_file() and not self.best.exists():
+                self.best.parent.mkdir(exist_ok=True)
+                write_atomically(self.best, best.read_bytes())
             result = {key: value for key, value in config.items() if key != "run_dir"}
             write_atomically(self.path / CONFIG, write_yaml(result))
             write_atomically(self.path / ENVIRONMENT, as_json(environment() | {"data": fingerprint, LEAK: leak}))
