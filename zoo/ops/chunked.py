@@ -9,7 +9,14 @@ from torch import Tensor
 
 from zoo.ops.precision import widest
 
+SMALL_STATE, CHUNK_OF_SMALL_STATES = 32 * 32, 16  # elements, positions
 _CLEARED = -1e3  # a log-decay whose exponential is exactly zero in every dtype
+
+
+def longest(state: Inexact[Tensor, "*batch d_key d_value"], most: int) -> int:
+    """Return the largest chunk size: `most`, but on the CPU less for small states, which cost less than scores."""
+    small = state.device.type == "cpu" and state.shape[-2] * state.shape[-1] <= SMALL_STATE
+    return min(CHUNK_OF_SMALL_STATES, most) if small else most
 
 
 def halvable(seq_len: int, most: int) -> int:
@@ -18,6 +25,19 @@ def halvable(seq_len: int, most: int) -> int:
     while size < min(most, seq_len):
         size *= 2
     return size
+
+
+def even(seq_len: int, most: int) -> int:
+    """Return the size of equal chunks, as few as chunks of `most` would be: the sequence, or quarters of `most`.
+
+    So a sequence a little longer than a chunk is not padded to two whole ones. Compiled programs, which serve sequences
+    of many lengths, have whole chunks.
+    """
+    if torch.compiler.is_compiling():
+        return min(seq_len, most)
+    n_chunks = -(-seq_len // most)
+    size = next(size for quarters in (1, 2, 3, 4) if (size := most * quarters // 4) * n_chunks >= seq_len)
+    return min(size, seq_len)
 
 
 def into_chunks(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zoo.cores import core
 from zoo.ops.carry import decayed_states, erased_states
-from zoo.ops.chunked import chunk_decays, halvable, into_chunks, running_sum
+from zoo.ops.chunked import chunk_decays, even, halvable, into_chunks, longest, running_sum
 from zoo.ops.precision import DType, Product, as_type, full_precision, product_of, rounded_type
 from zoo.ops.ranks import spread
 from zoo.ops.ssd import CHUNK_OF_KERNELS, ssd, time_first
@@ -104,8 +104,10 @@ def _by_products(
     state: Tensor,
 ) -> tuple[Tensor, Tensor]:
     seq_len, product = q.shape[2], product_of(kind)
-    plain = p is None and (log_decay is None or log_decay.shape[3] == 1)
-    size = halvable(seq_len, CHUNK_OF_PLAIN_DECAYS if plain else CHUNK)
+    if log_decay is not None and log_decay.shape[3] > 1:
+        size = halvable(seq_len, longest(state, CHUNK))
+    else:
+        size = even(seq_len, longest(state, CHUNK_OF_PLAIN_DECAYS if p is None else CHUNK))
     reads, writes = ((q,), (k,)) if p is None or r is None else ((q, r), (k,) if p is k else (k, p))
     with full_precision(q.device):
         # Contiguous: each batched product would copy a strided tensor and keep the copy for the gradient.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from zoo.cores import core
 from zoo.ops.carry import erased_states
-from zoo.ops.chunked import chunk_decays, halvable, into_chunks
+from zoo.ops.chunked import chunk_decays, even, into_chunks, longest
 from zoo.ops.precision import chunk_product, full_precision, rounded_type
 from zoo.ops.time import without_padding
 from zoo.ops.transforms import whole_in_export
@@ -71,7 +71,7 @@ def momentum_delta_rule(
     kind, seq_len, d_key = memory.dtype, q.shape[2], q.shape[3]
     taken = torch.ones_like(rate)  # share of Z that is added to the memory
     *rates, taken = without_padding(lengths, rate, log_keep, log_momentum, taken)
-    size, product, rounded = halvable(seq_len, CHUNK), chunk_product(memory), rounded_type(memory)
+    size, product, rounded = even(seq_len, longest(memory, CHUNK)), chunk_product(memory), rounded_type(memory)
     with full_precision(q.device):
         rates = torch.stack([t.to(kind) for t in rates], dim=3)
         q, k, v, rates, taken = (into_chunks(t.to(kind), size) for t in (q, k, v, rates, taken.unsqueeze(3)))

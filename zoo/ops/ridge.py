@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from zoo.ops.carry import decayed_states
-from zoo.ops.chunked import chunk_decays, halvable, into_chunks
+from zoo.ops.chunked import chunk_decays, halvable, into_chunks, longest
 from zoo.ops.precision import full_precision
 from zoo.ops.transforms import differentiable_again, kernels_suffice, readable, whole_in_export
 
@@ -52,7 +52,7 @@ def ridge_queries(
         The solutions, and H after the last position.
     """
     kind, seq_len = state.dtype, q.shape[2]
-    size = halvable(seq_len, CHUNK)
+    size = halvable(seq_len, longest(state, CHUNK))
     with full_precision(q.device):
         q, k, weights = (into_chunks(t.to(kind), size) for t in (q, k, torch.stack((strength, log_decay), dim=3)))
         strength, log_decay = weights.unbind(4)

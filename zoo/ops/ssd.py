@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zoo.cores import core
 from zoo.ops.carry import decayed_states
-from zoo.ops.chunked import chunk_decays, into_chunks, running_sum
+from zoo.ops.chunked import chunk_decays, even, into_chunks, longest, running_sum
 from zoo.ops.precision import DType, as_type, full_precision, product_of, rounded_type
 from zoo.ops.ranks import spread
 from zoo.ops.transforms import differentiable_again, kernels_suffice, whole_in_export
@@ -70,8 +70,8 @@ def _by_products(
 ) -> tuple[Tensor, Tensor]:
     rows, seq_len = q.shape[2], log_decay.shape[2]
     groups, heads, rank = q.shape[1], v.shape[1], rows // seq_len
-    chunk = CHUNK if k.shape[3] * v.shape[3] < LARGE_STATE else CHUNK_OF_LARGE_STATES
-    size, product = min(max(1, chunk // rank), seq_len), product_of(kind)
+    chunk = longest(state, CHUNK if k.shape[3] * v.shape[3] < LARGE_STATE else CHUNK_OF_LARGE_STATES)
+    size, product = even(seq_len, max(1, chunk // rank)), product_of(kind)
     # The heads of a group are side by side in the last axis, so one product with its keys or queries serves them all.
     per_group = (groups, heads // groups)
     v = rearrange(v.to(state.dtype).unflatten(1, per_group), "batch group head row d -> batch group row (head d)")
