@@ -123,8 +123,7 @@ def _run(command: Command) -> Metrics:
         return show(session.evaluate(session.checkpoint), session.checkpoint)
     if not command.overwrite:
         folder.check_config(command.config)
-        is_own = command.ckpt_path is None or folder.holds(command.ckpt_path)
-        trained = folder.metrics() if is_own else None
+        trained = folder.metrics()
         if trained is not None or stop_at is not None:  # otherwise `Session` checks
             folder.check_data(_fingerprint(command))
         if (known := _known_result(command, folder, trained)) is not None:

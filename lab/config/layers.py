@@ -104,6 +104,8 @@ def choose(argv: Sequence[str]) -> Choice:
     options = [(name, text) for name, text in flags if name not in (*TOP, *HELPS, *NAMING)]
     action: dict[str, Any] = {name: True for name, _ in flags if name in ACTIONS}
     action |= {"ckpt_path": typed.get("ckpt_path"), "stop_at": _stop(typed["stop_at"]) if "stop_at" in typed else None}
+    if "test_only" in action and (others := [name for name in ("no_test", "overwrite", "stop_at") if action.get(name)]):
+        raise UsageError(f"--test_only trains nothing and tests: leave out --{others[0]}")
     values: dict[str, Any] = dict(options)
     default = _read(CONFIGS / "default.yaml")
     files = [_read(text.typed, f"--config {text.typed}") for name, text in flags if name == "config" and text]

@@ -104,6 +104,7 @@ def test_options_go_to_members_that_declare_them_and_the_most_specific_wins() ->
         ({"atention": {"n_heads": 2}}, r"did you mean 'attention'\?"),
         ({"attention": {"n_head": 2}}, "Attention 'n_head'.*'n_heads'"),
         ({"attention": 4}, "options of the member attention must be a mapping, got 4"),
+        ({"selective_ssm": {"d_state": 2}, "mamba": {"d_conv": 2}}, "given twice, under two of its names"),
         ({"pattern": []}, "at least one mixer"),
         ({"pattern": ["atention"]}, r"unknown mixer 'atention' \(did you mean 'attention'\?\)"),
         ({"pattern": ["hybrid", "lstm"]}, "cannot be a member of a hybrid"),

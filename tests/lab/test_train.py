@@ -7,6 +7,7 @@ import logging
 import random
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -107,7 +108,7 @@ def test_tensorboard_has_each_curve_once_and_the_results(finished: Path) -> None
 
 
 def test_a_finished_run_is_shown_or_tested_without_changing_its_files(
-    finished: Path, capsys: pytest.CaptureFixture[str]
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = contents(finished)
     assert go(finished) == 0
@@ -117,7 +118,12 @@ def test_a_finished_run_is_shown_or_tested_without_changing_its_files(
     accuracy = re.compile(r"test accuracy.*\)")
     assert accuracy.findall(shown) == accuracy.findall(capsys.readouterr().out) != []
     assert go(finished, "--test_only", "--ckpt_path", str(folder(finished) / "checkpoints" / "last.ckpt")) == 0
-    assert go(finished, "--ckpt_path", str(folder(finished) / "checkpoints" / "best.ckpt")) == 0
+    best = folder(finished) / "checkpoints" / "best.ckpt"
+    elsewhere = shutil.copy(best, tmp_path)
+    for checkpoint in (best, elsewhere):
+        capsys.readouterr()
+        assert go(finished, "--ckpt_path", str(checkpoint)) == 0
+        assert capsys.readouterr().out == shown
     assert contents(finished) == before
 
 
@@ -321,6 +327,7 @@ def test_the_command_to_resume_omits_flags_that_would_restart() -> None:
         ("--trainer.accelerator abacus", "Available names are: auto"),
         ("--ckpt_path nowhere.ckpt", "no checkpoint at nowhere.ckpt"),
         ("--test_only", "no run at "),
+        ("--test_only --stop_at 2", "--test_only trains nothing and tests: leave out --stop_at"),
         ("--task.cache true --task.cache_dir {file}", "cannot write the task cache"),
         ("--mixer factorized --mixer.max_seq_len 15", "sequence of 16 positions exceeds max_seq_len=15"),
         ("--mixer dsa --mixer.top_k 17", "top_k=17 is more than the 16 positions"),

@@ -7,9 +7,12 @@ from typing import Any
 
 import lightning as L
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.data import DataLoader
 
 from tests.training import small
+from zoo.backbone import Backbone
 from zoo.report.plots import as_pixels, new_figure
 from zoo.theory import spectra
 from zoo.theory.layers import layer_inputs
@@ -63,6 +66,26 @@ def test_heads_over_training_are_logged_as_curves_and_in_a_figure(tmp_path: Path
     (image,) = found.Images("theory/layer 1")
     height, width, _ = as_pixels(new_figure()[0]).shape
     assert (image.step, image.height, image.width) == (8, 2 * height, 2 * width)  # four panels
+
+
+@pytest.mark.usefixtures("unpainted")
+def test_padding_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, read = small.data(tmp_path, small.Echo(seq_len=16)), []
+    data.setup("fit")
+    batch = next(iter(data.val_dataloader()))
+    batch["lengths"] = torch.full((len(batch["inputs"]),), 3)
+    batch["lengths"][1], batch["lengths"][4] = 9, 10
+
+    def recorded(model: Backbone, inputs: torch.Tensor) -> Any:
+        read.append(inputs)
+        return layer_inputs(model, inputs)
+
+    monkeypatch.setattr(figures, "layer_inputs", recorded)
+    trainer = small.trainer(tmp_path, TheoryFigures(n_examples=2), max_steps=1, logger=small.tensorboard(tmp_path))
+    trainer.fit(
+        small.module(), train_dataloaders=data.train_dataloader(), val_dataloaders=DataLoader([batch], batch_size=None)
+    )
+    assert torch.equal(read[-1], batch["inputs"][[4, 1], :9])
 
 
 @pytest.mark.usefixtures("unpainted")

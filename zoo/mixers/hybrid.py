@@ -105,9 +105,10 @@ class Hybrid(SequenceMixer):
         for entry in entries:
             if members[label(entry["name"])] != entry["name"]:
                 raise ValueError(f"two members are called {label(entry['name'])}: rename one of the classes")
-        options = {
-            members.get(key, MIXERS.check(key) if key in MIXERS else key): value for key, value in options.items()
-        }
+        keys = [members.get(key, MIXERS.check(key) if key in MIXERS else key) for key in options]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise ValueError(f"the options of {twice[0]} are given twice, under two of its names")
+        options = dict(zip(keys, options.values(), strict=True))
         declared = {entry["name"]: member_options(entry["name"]) for entry in entries}
         for key, value in options.items():
             if key not in declared and not any(key in valid for valid in declared.values()):

@@ -30,6 +30,7 @@ from zoo.theory.operator import OperatorError
 from zoo.theory.spectra import operator_norms, spectrum_at
 
 _LOG = logging.getLogger(__name__)
+FEWEST_POSITIONS = 8
 _SKETCH = 8  # size of the sketch of wide layers, for quick readings
 
 
@@ -44,7 +45,7 @@ class TheoryFigures(Callback):
     Args:
         every_n_steps: optimizer steps between two readings; start and end of training are read too. Default: only the
             end.
-        max_seq_len: number of positions to read, from the start of the example.
+        max_seq_len: number of positions to read, from the start of the example; fewer if an example is shorter.
         n_examples: validation examples for the gradient; its rate and interval need at least five.
 
     Raises:
@@ -54,7 +55,7 @@ class TheoryFigures(Callback):
     def __init__(self, every_n_steps: int | None = None, max_seq_len: int = 32, n_examples: int = FEWEST_SEEDS) -> None:
         for name, value, least in (
             ("every_n_steps", every_n_steps, 1),
-            ("max_seq_len", max_seq_len, 8),
+            ("max_seq_len", max_seq_len, FEWEST_POSITIONS),
             ("n_examples", n_examples, 2),
         ):
             if value is not None and value < least:
@@ -143,7 +144,7 @@ class TheoryFigures(Callback):
                 logger.experiment.add_image(tag, as_pixels(*panels), step, dataformats="HWC")  # one card
 
     def _examples(self, trainer: L.Trainer) -> Tensor | None:
-        """Return the first validation examples, cut to max_seq_len; None without validation data."""
+        """Return the longest examples of the first validation batch, without padding; None without validation data."""
         if self._inputs is None:
             loaders = trainer.val_dataloaders
             if isinstance(loaders, list | tuple):
@@ -151,5 +152,9 @@ class TheoryFigures(Callback):
             batch = None if loaders is None else next(iter(loaders), None)
             if not isinstance(batch, Mapping) or len(batch["inputs"]) == 0:
                 return None
-            self._inputs = batch["inputs"][: self.n_examples, : self.max_seq_len].cpu()
+            inputs, lengths = batch["inputs"], batch.get("lengths")
+            if lengths is not None:
+                longest = lengths.argsort(descending=True, stable=True)[: self.n_examples]
+                inputs = inputs[longest, : max(FEWEST_POSITIONS, int(lengths[longest].min()))]
+            self._inputs = inputs[: self.n_examples, : self.max_seq_len].cpu()
         return self._inputs
