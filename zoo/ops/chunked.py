@@ -20,18 +20,24 @@ def longest(state: Inexact[Tensor, "*batch d_key d_value"], most: int) -> int:
 
 
 def halvable(seq_len: int, most: int) -> int:
-    """Return the chunk size for repeated halving: the smallest power of two that holds `seq_len`, up to `most`."""
+    """Return the chunk size for repeated halving: the smallest power of two that holds `seq_len`, up to `most`.
+
+    If padding would add more than a quarter of the sequence, chunks are shorter, except in compiled programs, which
+    serve sequences of many lengths.
+    """
     size = 1
     while size < min(most, seq_len):
         size *= 2
+    if not torch.compiler.is_compiling():
+        while size > CHUNK_OF_SMALL_STATES and -seq_len % size > seq_len // 4:
+            size //= 2
     return size
 
 
 def even(seq_len: int, most: int) -> int:
     """Return the size of equal chunks, as few as chunks of `most` would be: the sequence, or quarters of `most`.
 
-    So a sequence a little longer than a chunk is not padded to two whole ones. Compiled programs, which serve sequences
-    of many lengths, have whole chunks.
+    So a sequence a little longer than a chunk is not padded to two whole ones, except in compiled programs.
     """
     if torch.compiler.is_compiling():
         return min(seq_len, most)
