@@ -1,4 +1,4 @@
-"""Causal depthwise convolution with a state; one Triton kernel on CUDA."""
+"""Causal depthwise convolution with a state; one Triton kernel on CUDA, one loop on the CPU if numba is installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from zoo.ops.time import right_align
-from zoo.ops.transforms import differentiable_again, kernels_suffice
+from zoo.ops.transforms import differentiable_again, kernels_suffice, loops_suffice
 
 
 def causal_conv(
@@ -38,7 +38,10 @@ def causal_conv(
         window = torch.cat((tail, x if lengths is not None else x[:, max(0, seq_len - past) :]), dim=1)
     else:
         window = torch.cat((tail, x), dim=1)
-        y = _by_taps(window, weight, bias).to(x.dtype)
+        if x.dtype == torch.float32 and loops_suffice(weight):
+            y = _Loop.apply(window, weight, bias)
+        else:
+            y = _by_taps(window, weight, bias).to(x.dtype)
     if lengths is not None:
         window = right_align(window, lengths + past)
     return y, window[:, window.shape[1] - past :]
@@ -76,6 +79,27 @@ def _by_taps(window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _by_taps_from_tail(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor) -> Tensor:
     return _by_taps(torch.cat((tail, x), dim=1), weight, bias).to(x.dtype)
+
+
+class _Loop(torch.autograd.Function):
+    """`_by_taps` as machine code."""
+
+    @staticmethod
+    def forward(ctx: Any, window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        from zoo.ops import conv_numba
+
+        ctx.save_for_backward(window, weight, bias)
+        return conv_numba.forward(window, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        from zoo.ops import conv_numba
+
+        window, weight, bias = given = ctx.saved_tensors
+        if torch.is_grad_enabled():  # differentiated again: use the taps, whose gradients allow it
+            return differentiable_again(_by_taps, given, ctx.needs_input_grad, grads)
+        of_window, of_weight, of_bias = conv_numba.backward(grads[0], window, weight)
+        return of_window, of_weight, None if bias is None else of_bias
 
 
 class _Kernel(torch.autograd.Function):

@@ -1,33 +1,55 @@
-"""The Triton short convolution against the CPU's in float64, on a CUDA device or interpreted."""
+"""The short convolution by numba, and by Triton on a CUDA device or interpreted, against the taps in float64."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.cases import draw
+from tests.ops.as_python import run_as_python
 from tests.tolerances import assert_close
-from zoo.ops import transforms
+from zoo.ops import conv_numba, transforms
 from zoo.ops.conv import causal_conv
-
-pytest.importorskip("triton")
+from zoo.threads import threads
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(params=["loop", "python", "kernel"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """A function that chooses the code under test for later calls and returns its device.
+
+    As Python, the loop has blocks of two channels and sums of two positions, so that an index beyond an array is seen.
+    """
+    if request.param == "kernel":
+        pytest.importorskip("triton")
+
+    def choose() -> str:
+        if request.param == "kernel":
+            monkeypatch.setattr(transforms, "_device_type", lambda t: "cuda")
+            return DEVICE
+        if request.param == "python":
+            run_as_python(monkeypatch, conv_numba, _BLOCK=2, _STEPS=2)
+        return "cpu"
+
+    return choose
 
 
 @pytest.mark.parametrize(
     ("batch", "seq_len", "channels", "width"), [(2, 1, 3, 4), (1, 2, 1, 4), (1, 7, 5, 1), (2, 63, 70, 4)]
 )
 @pytest.mark.parametrize("bias", [False, True])
-def test_values_first_and_second_derivatives_are_those_of_the_cpu(
+def test_values_first_and_second_derivatives_are_those_of_the_taps(
+    path: Callable[[], str],
     batch: int,
     seq_len: int,
     channels: int,
     width: int,
     bias: bool,
     generator: torch.Generator,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each tensor is a view of a wider one, like a slice of a mixer's projection."""
     shapes = [(batch, seq_len, channels), (channels, width), (batch, width - 1, channels), *[(channels,)] * bias]
@@ -43,13 +65,27 @@ def test_values_first_and_second_derivatives_are_those_of_the_cpu(
         return [*outputs, *slopes, *torch.autograd.grad(again.square().sum(), leaves[:3])]
 
     expected = results(torch.float64, "cpu")
-    monkeypatch.setattr(transforms, "_device_type", lambda t: "cuda")
-    for mine, right in zip(results(torch.float32, DEVICE), expected, strict=True):
+    for mine, right in zip(results(torch.float32, path()), expected, strict=True):
         assert (mine.cpu() - right).norm() <= 1e-6 * right.norm()
+
+
+def test_gradients_of_the_loop_do_not_depend_on_the_number_of_threads(
+    two_threads: None, generator: torch.Generator
+) -> None:
+    x, weight, tail = (draw(*shape, generator=generator).float() for shape in ((5, 70, 300), (300, 4), (5, 3, 300)))
+
+    def gradients() -> tuple[Tensor, ...]:
+        leaves = [t.clone().requires_grad_() for t in (x, weight, tail)]
+        return torch.autograd.grad(causal_conv(leaves[0], leaves[1], None, leaves[2])[0].square().sum(), leaves)
+
+    shared = gradients()
+    with threads(1):
+        assert all(map(torch.equal, shared, gradients()))
 
 
 def test_inputs_in_bfloat16_give_bfloat16(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = draw(1, 9, 3, generator=generator).bfloat16(), draw(3, 4, generator=generator).float()
+    pytest.importorskip("triton")
     tail = torch.zeros(1, 3, 3, dtype=x.dtype)
     expected, _ = causal_conv(x.double(), weight.double(), None, tail.double())
     on_cpu, _ = causal_conv(x, weight, None, tail)
