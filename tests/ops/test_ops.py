@@ -18,8 +18,9 @@ from tests import reference
 from tests.cases import D_MODEL, Case, draw, randomise, trained_by_outputs
 from tests.tolerances import assert_close, tolerance
 from zoo import create_mixer
+from zoo.coefficient import recording
 from zoo.ops import attention, transforms, trapezoid
-from zoo.ops.activation import gelu, heavy_tail, rms_norm, silu, tanhc
+from zoo.ops.activation import gelu, heavy_tail, layer_norm, rms_norm, silu, tanhc
 from zoo.ops.blocks import attend_to_best_blocks
 from zoo.ops.diagonal import diagonal_scan, ring_gain, zero_order_hold
 from zoo.ops.dplr import dplr
@@ -389,14 +390,24 @@ def test_attention_with_masks_groups_and_sinks_uses_fused_kernels(
         (y.sum() + again.sum()).backward()
 
 
-@pytest.mark.parametrize("op", [silu, gelu, lambda u: rms_norm(u, u.new_tensor([0.5, 2.0, -1.0]))])
-def test_torchs_fused_kernels_agree_with_plain_operations(
+@pytest.mark.parametrize(
+    "op",
+    [
+        silu,
+        gelu,
+        lambda u: rms_norm(u, u.new_tensor([0.5, 2.0, -1.0])),
+        lambda u: layer_norm(u, u.new_tensor([0.5, 2.0, -1.0]), u.new_tensor([1.0, 0.0, 2.0])),
+    ],
+    ids=["silu", "gelu", "rms_norm", "layer_norm"],
+)
+def test_torchs_fused_kernels_agree_with_coefficients_times_values(
     op: Callable[[Tensor], Tensor], generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     u = (10 * draw(2, 5, 3, generator=generator)).requires_grad_()
-    parts = op(u)
+    with recording():
+        parts = op(u)
     slopes = torch.autograd.grad(parts.square().sum(), u)
-    monkeypatch.setattr(transforms, "_device_type", lambda t: "cuda")
+    monkeypatch.setattr(transforms, "_device_type", lambda t: "cuda")  # for the norm that only GPUs have a kernel of
     fused = op(u)
     assert_close((fused, *torch.autograd.grad(fused.square().sum(), u)), (parts, *slopes))
 

@@ -1,6 +1,6 @@
 """Norms and nonlinearities, each split into an input-dependent coefficient and a value.
 
-Off the CPU, torch's fused kernels run unless coefficients are requested: they read their input once.
+Unless coefficients are requested, torch's fused kernels run where there is one: they read their input once.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from zoo.ops.transforms import on_cpu
 
 
 def fused(t: Tensor) -> bool:
-    """Return whether torch's fused kernels may replace the product of a coefficient and a value."""
+    """Return whether torch's RMSNorm may replace a coefficient and a product: on a CPU it has no fused kernel."""
     return not on_cpu(t) and not coefficients.active()
 
 
 def silu(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """silu(u) = sigmoid(u) u (Elfwing et al. 1702.03118): the sigmoid is the coefficient, u the value."""
-    return F.silu(u) if fused(u) else coefficient(torch.sigmoid(u)) * u
+    return coefficient(torch.sigmoid(u)) * u if coefficients.active() else F.silu(u)
 
 
 def gelu(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """gelu(u) = Phi(u) u (Hendrycks and Gimpel 1606.08415): the normal distribution function is the coefficient."""
-    return F.gelu(u) if fused(u) else coefficient(torch.special.ndtr(u)) * u
+    return coefficient(torch.special.ndtr(u)) * u if coefficients.active() else F.gelu(u)
 
 
 def silu_gate(z: Float[Tensor, "*shape"], value: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -98,7 +98,7 @@ def layer_norm(
     x: Float[Tensor, "*batch d"], weight: Float[Tensor, " d"], bias: Float[Tensor, " d"], eps: float = 1e-5
 ) -> Float[Tensor, "*batch d"]:
     """(x - mean) / sqrt(var + eps) * weight + bias (Ba et al. 1607.06450), split as in `group_norm`."""
-    if fused(x) and x.dtype == weight.dtype:
+    if not coefficients.active() and x.dtype == weight.dtype:
         return F.layer_norm(x, weight.shape, weight, bias, eps)
     return group_norm(x, 1, weight, eps) + bias
 

@@ -290,7 +290,8 @@ class SequenceModule(L.LightningModule):
         cls = load(name if ":" in name else f"torch.optim:{name}", _is_optimizer)
         if not _is_optimizer(cls):
             raise ValueError(f"optimizer must be a torch.optim.Optimizer, got {name}")
-        means = {"betas": (h["beta1"], h["beta2"]), "momentum": h["beta1"]}
+        # Over lists of tensors, which is torch's default on GPUs only, a step takes half the time on a CPU.
+        means = {"betas": (h["beta1"], h["beta2"]), "momentum": h["beta1"], "foreach": True}
         means = {name: value for name, value in means.items() if name in inspect.signature(cls).parameters}
         return cls([g for g in groups if g["params"]], lr=h["lr"], **means)
 
