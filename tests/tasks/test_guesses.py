@@ -30,6 +30,13 @@ def test_the_best_guess_at_group_words_knows_the_counts_of_elements(
     assert words.guess_without_order() == pytest.approx(right / (3 * len(alphabet) ** 3))
 
 
+@pytest.mark.parametrize(("group", "generators", "guess"), [("Z2", None, 1), ("S3", "132+321+123", None)])
+def test_the_guess_at_long_words_is_1_if_elements_commute_and_else_unknown(
+    group: str, generators: str | None, guess: float | None
+) -> None:
+    assert create_task("group_words", group=group, seq_len=1100, generators=generators).guess_without_order() == guess
+
+
 def test_the_frequencies_of_bytes_carry_4_to_6_bits_of_english() -> None:
     perplexity = create_task("text").guess_without_order()
     assert perplexity is not None

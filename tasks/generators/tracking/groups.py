@@ -11,7 +11,9 @@ from itertools import combinations, permutations
 import numpy as np
 
 MAX_ORDER = 1000
-MAX_COMPOSITIONS = 10**5
+MAX_STEPS = 10**6
+"""Maximum number of steps in which `best_product_share` counts words."""
+
 NAMES = "Z<m> (cyclic), S<n> (all permutations), A<n> (even permutations), or a product joined by x, such as A4xZ5"
 
 
@@ -72,22 +74,26 @@ def multiplication_table(name: str) -> np.ndarray:
 def best_product_share(name: str, alphabet: tuple[int, ...], length: int) -> float | None:
     """Return the accuracy of the best guess of a word's product from the counts of its elements.
 
-    This is exact, averaged over words of 1 ... `length` elements of `alphabet`. None if there are more than
-    `MAX_COMPOSITIONS` combinations of counts.
+    This is exact, averaged over words of 1 ... `length` elements of `alphabet`. None if it takes more than `MAX_STEPS`.
     """
     table = multiplication_table(name)
     order, n = len(table), len(alphabet)
-    if math.comb(n + length - 1, length) > MAX_COMPOSITIONS:
+    products = table[np.ix_(alphabet, alphabet)]
+    if (products == products.T).all():  # the elements commute
+        return 1.0
+    # Each combination of counts, of all lengths together, is extended by each element.
+    if n * math.comb(n + length, length) > MAX_STEPS:
         return None
-    ways = {(0,) * n: np.eye(order)[0]}
+    # The probability of each product, together with its combination of counts.
+    laws = {(0,) * n: np.eye(order)[0]}
     right = []
-    for at in range(1, length + 1):
+    for _ in range(length):
         longer: dict[tuple[int, ...], np.ndarray] = defaultdict(lambda: np.zeros(order))
-        for composition, by_product in ways.items():
+        for composition, law in laws.items():
             for x, element in enumerate(alphabet):
-                longer[*composition[:x], composition[x] + 1, *composition[x + 1 :]][table[:, element]] += by_product
-        ways = dict(longer)
-        right.append(sum(counts.max() for counts in ways.values()) / n**at)
+                longer[*composition[:x], composition[x] + 1, *composition[x + 1 :]][table[:, element]] += law / n
+        laws = dict(longer)
+        right.append(sum(law.max() for law in laws.values()))
     return float(np.mean(right))
 
 
