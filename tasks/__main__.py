@@ -212,7 +212,9 @@ def _stats(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
             facts.append((f"label {task.label_text(int(label))}", f"{100 * share[label]:.2f} %"))
     for name in spec.facts:
         values = arrays[name][labelled]
-        facts.append((name, f"{values.min():,} to {values.max():,}, mean {values.mean():.4g}"))
+        values = values[values >= 0]  # training also labels positions without a fact
+        found = f"{values.min():,} to {values.max():,}, mean {values.mean():.4g}" if len(values) else "unknown"
+        facts.append((name, found))
     make_console().print(make_facts(facts))
 
 

@@ -83,6 +83,9 @@ def test_stats_prints_counts_and_ranges(capsys: pytest.CaptureFixture[str]) -> N
         assert part in shown
     assert command.main(["stats", "ssm_teacher", "--n", "50"]) == 0
     assert "variance" in capsys.readouterr().out
+    # Training labels every token here, but only answers have a distance.
+    assert command.main(["stats", "in_context_recall", "--seq_len", "6", "--n", "50"]) == 0
+    assert "1 to 3, mean" in capsys.readouterr().out
 
 
 def test_stats_list_only_classes_that_occur(capsys: pytest.CaptureFixture[str]) -> None:
