@@ -18,7 +18,7 @@ from tasks.data.reading import SPLIT_OF, OfSplits, by_split, content_hash, divid
 from tasks.data.splits import SPLITS
 from tasks.spec import IGNORED, TaskSpec
 from tasks.yours import SUFFIXES
-from tasks.yours.arrays import OWN, conform, majority, measure, require
+from tasks.yours.arrays import OWN, conform, known, majority, measure, require
 from zoo.report.files import read_npz
 
 BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow", ".jsonl": "json"}
@@ -90,7 +90,11 @@ class Data(OfSplits, FiniteTask):
                 require(arrays, spec)
         if not self.allow_shared:
             _refuse_shared(splits)
-        return _cut(splits, self.split_seed), spec
+        splits = _cut(splits, self.split_seed)
+        for split, arrays in splits.items():
+            if not known(arrays["labels"]).any():
+                raise ValueError(f"{split}: labels: no position has a label; {IGNORED} and NaN mean none")
+        return splits, spec
 
     def _named(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the columns under their names in examples: inputs, labels, lengths and facts."""

@@ -334,6 +334,11 @@ FLOATS = np.random.default_rng(0).normal(size=(40, 5, 2))
         (changed(inputs=TOKENS + 2**40), {}, "below 16777216"),
         (changed(labels=TOKENS.astype(np.uint64) + 2**63), {}, "the class 9223372036854775807"),
         (changed(labels=np.full_like(TOKENS, IGNORED)), {}, "-100 and NaN mean none"),
+        (
+            {"train": same(TOKENS), "test": {"inputs": TOKENS + 9, "labels": np.full_like(TOKENS, IGNORED)}},
+            {},
+            "test: labels: no position has a label",
+        ),
         (changed(), {"vocab_size": 4}, "train: inputs: row 0 has the token "),
         (changed(), {"n_classes": 3}, "n_classes=3 allows 0 ... 2"),
         ({"": same(TOKENS[:0])}, {}, "there are no examples"),
