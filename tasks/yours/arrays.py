@@ -15,6 +15,9 @@ OWN = ("inputs", "labels", "lengths")
 MOST = 2**24
 """Upper bound of tokens and classes, since a model has a vector for each number up to the largest."""
 
+FACTS = np.iinfo(np.int32)
+"""Range of facts; a number outside becomes the nearest one inside."""
+
 
 def conform(given: Mapping[str, Any]) -> Arrays:
     """Return `inputs` and `labels` as in `TaskSpec`, `lengths` if given, then the facts.
@@ -54,7 +57,7 @@ def conform(given: Mapping[str, Any]) -> Arrays:
         fact = arrays[name]
         if fact.shape != (n, seq_len) or fact.dtype.kind != "i":
             raise ValueError(f"{name} must be integers {(n, seq_len)}, as any additional array, got {_outline(fact)}")
-        made[name] = np.where(labelled, fact, -1).astype(np.int32)
+        made[name] = np.where(labelled, fact, -1).clip(FACTS.min, FACTS.max).astype(np.int32)
     return made
 
 

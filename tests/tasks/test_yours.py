@@ -301,6 +301,11 @@ def test_rows_of_several_lengths(tmp_path: Path) -> None:
     assert per_row["labels"].tolist() == [[IGNORED, IGNORED, 4], [5, IGNORED, IGNORED]]
 
 
+def test_facts_beyond_32_bits_stay_large() -> None:
+    arrays = conform({"inputs": TOKENS, "labels": TOKENS, "time": TOKENS + 2**32})
+    assert (arrays["time"] == 2**31 - 1).all()
+
+
 def same(tokens: np.ndarray) -> Arrays:
     return {"inputs": tokens, "labels": tokens}
 
