@@ -167,19 +167,30 @@ def _tables(path: Path, asked: tuple[str, str]) -> dict[str, dict[str, np.ndarra
 
 
 def _columns(table: Any, asked: tuple[str, str]) -> dict[str, np.ndarray]:
-    """Return the columns of a table as arrays, with `lengths` if rows differ in length."""
+    """Return the columns of a table as arrays, with `lengths` if rows differ in length.
+
+    A column that cannot be read is left out, unless it is asked for or may be a fact.
+    """
     import pyarrow as pa
 
     from tasks.data.arrow import read_column
 
     arrays, ends = {}, {}
     for field in table.schema:
-        innermost = field.type
-        while hasattr(innermost, "value_type"):
-            innermost = innermost.value_type
-        if field.name in asked or pa.types.is_integer(innermost) or pa.types.is_floating(innermost):
-            with named(field.name):
-                arrays[field.name], ends[field.name] = read_column(table.column(field.name))
+        innermost, depth = field.type, 0
+        while isinstance(innermost, pa.BaseExtensionType) or hasattr(innermost, "value_type"):
+            if isinstance(innermost, pa.BaseExtensionType):
+                innermost = innermost.storage_type
+            else:
+                innermost, depth = innermost.value_type, depth + 1
+        needed = field.name in {*asked, "lengths"} or (depth == 1 and pa.types.is_integer(innermost))
+        if needed or pa.types.is_integer(innermost) or pa.types.is_floating(innermost):
+            try:
+                with named(field.name):
+                    arrays[field.name], ends[field.name] = read_column(table.column(field.name))
+            except ValueError:
+                if needed:
+                    raise
     return _with_lengths(arrays, ends, *asked)
 
 

@@ -381,6 +381,20 @@ def test_an_invalid_table_is_a_one_line_error(columns: dict[str, Any], message: 
         tasks.create_task(str(tmp_path / "data.parquet"))
 
 
+def test_columns_that_are_not_used_may_have_any_content(tmp_path: Path) -> None:
+    columns = {
+        "inputs": TOKENS.tolist(),
+        "labels": TOKENS.tolist(),
+        "id": [None, *range(39)],
+        "spans": [[[1, 2], [3]]] * 40,
+        "grid": [[[1, 2]]] * 40,
+    }
+    rows = datasets.Dataset.from_dict(columns).cast_column("grid", datasets.Array2D((1, 2), "int64"))
+    rows.save_to_disk(tmp_path / "saved")
+    task = tasks.create_task(str(tmp_path / "saved"))
+    assert (task.spec.seq_len, task.spec.facts) == (5, ())
+
+
 def test_an_npz_with_too_large_a_shape_is_refused(tmp_path: Path) -> None:
     header = b"{'descr': '<i8', 'fortran_order': False, 'shape': (2000000000, 1000), }".ljust(117) + b"\n"
     with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
