@@ -23,7 +23,7 @@ from tests.training import small
 from zoo.ops import dplr
 from zoo.ops.precision import rounded_type
 from zoo.training import SequenceModule
-from zoo.training.metrics import R2, Bucketed, MacroAccuracy, Mean, Perplexity, Ratio, Sums
+from zoo.training.metrics import R2, Bucketed, ClassificationScores, MacroAccuracy, Mean, Perplexity, Ratio, Sums
 from zoo.training.module import warmup_cosine
 
 WITH_EXPERTS = {"n_experts": 3, "expert_offset": 0, "expert_period": 1, "n_layers": 2}
@@ -269,6 +269,15 @@ def test_scores_of_regression_equal_numpy_over_the_whole_split(share: float, tmp
         },
         rel=1e-5,
     )
+
+
+@pytest.mark.parametrize("fact", ["type", "a.b"])
+def test_a_fact_may_have_any_name(fact: str) -> None:
+    scores = ClassificationScores(3, [fact], perplexity=False)
+    labels = torch.tensor([0, 1])
+    at = torch.arange(2)
+    scores.update(torch.tensor(0.0), torch.eye(3)[labels], labels, at, {"labels": labels[None], fact: labels[None]})
+    assert scores.results()[f"by_{fact}"] == [{"at_most": 1, "accuracy": 1.0}]
 
 
 def test_r2_is_precise_for_labels_far_from_zero(generator: torch.Generator) -> None:

@@ -173,7 +173,8 @@ class Scores(nn.Module):
     def __init__(self, score: str, facts: Sequence[str], dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.score = score
-        self.by_fact = nn.ModuleDict({fact: Bucketed(dtype) for fact in facts})
+        # A list, because a ModuleDict refuses names such as "type" or "a.b".
+        self.facts, self.by_fact = list(facts), nn.ModuleList(Bucketed(dtype) for _ in facts)
 
     def means(self) -> Iterator[tuple[str, Metric]]:
         """Return names and metrics of the scores over the whole split."""
@@ -181,14 +182,14 @@ class Scores(nn.Module):
 
     def split(self, part: Tensor, whole: Tensor, batch: Mapping[str, Tensor], at: Tensor) -> None:
         """Add part and whole of each answer, at the positions `at`, to the scores by fact."""
-        for fact, metric in self.by_fact.items():
+        for fact, metric in zip(self.facts, self.by_fact, strict=True):
             assert isinstance(metric, Bucketed)
             metric.update(part, whole, batch[fact].flatten()[at])
 
     def results(self) -> Results:
         """Return all scores, nested, and reset the scores by fact."""
         found: Results = {name: metric.compute().item() for name, metric in self.means()}
-        for fact, metric in self.by_fact.items():
+        for fact, metric in zip(self.facts, self.by_fact, strict=True):
             assert isinstance(metric, Bucketed)
             found[f"by_{fact}"] = [{"at_most": bound, self.score: v} for bound, v in metric.by_bound().items()]
             metric.reset()
