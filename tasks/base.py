@@ -55,6 +55,9 @@ class Task(ABC):
     slow: ClassVar[bool] = False
     """Whether splits are kept on disk, because ten thousand examples take seconds to generate."""
 
+    equal_in_mixture: ClassVar[tuple[str, ...]] = ()
+    """Options that must be equal in all shapes of a mixture although their defaults depend on the shape."""
+
     sources: ClassVar[tuple[str, ...]] = ()
     """Modules outside `tasks` whose code affects the examples; the cache's key includes their source text."""
 

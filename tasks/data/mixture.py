@@ -137,8 +137,8 @@ def _weight(entry: Mapping[str, Any], where: str) -> float:
 def _check_same_model(shapes: Sequence[tuple[str, Task]]) -> None:
     (first_at, first), *others = shapes
     for where, task in others:
-        for shape in SHARED:
-            here, there = getattr(task.spec, shape), getattr(first.spec, shape)
+        for shape in (*SHARED, *task.equal_in_mixture):
+            here, there = (getattr(each.spec if shape in SHARED else each, shape) for each in (task, first))
             if here != there:
                 raise ValueError(f"{task.name}: {shape} is {here} in {where}, but {there} in {first_at}")
 

@@ -81,6 +81,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "mqar: test_segments, segment 1 is the same shape as mixture, segment 2",
     ),
     (
+        {"name": "ssm_teacher", "test_segments": [{"seq_len": 64}]},
+        "ssm_teacher: period is 64 in test_segments, segment 1, but 32 in training",
+    ),
+    (
         {"mixture": PAIRS, "test_lengths": [32]},
         "test_lengths need a task of one shape; with a mixture, give shapes in test_segments",
     ),

@@ -43,6 +43,7 @@ class SSMTeacher(Task):
             stays the same, so that the teacher does not change.
     """
 
+    equal_in_mixture: ClassVar[tuple[str, ...]] = ("period",)
     sources: ClassVar[tuple[str, ...]] = ("zoo.theory.teacher", "zoo.theory.lags")
     libraries: ClassVar[tuple[str, ...]] = ("numpy", "torch")
 
