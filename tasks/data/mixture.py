@@ -124,7 +124,10 @@ def _overrides(cls: type[Task], entry: Any, where: str, *, weighed: bool) -> dic
     for option in entry:
         if option not in valid and option != WEIGHT:
             raise UnknownNameError(f"{where}: {unknown(f'{cls.name} option', str(option), valid)}")
-    return {option: value for option, value in entry.items() if option != WEIGHT}
+    overrides = {option: value for option, value in entry.items() if option != WEIGHT}
+    if not overrides and not weighed:
+        raise ValueError(f"{where}: must override an option, such as {{{valid[0]}: ...}}, got {entry!r}")
+    return overrides
 
 
 def _weight(entry: Mapping[str, Any], where: str) -> float:

@@ -80,6 +80,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"mixture": [{}, {"seq_len": 32}], "test_segments": [{"seq_len": 32}]},
         "mqar: test_segments, segment 1 is the same shape as mixture, segment 2",
     ),
+    ({"test_segments": [{}]}, "test_segments, segment 1: must override an option, such as {vocab_size: ...}, got {}"),
     (
         {"name": "ssm_teacher", "test_segments": [{"seq_len": 64}]},
         "ssm_teacher: period is 64 in test_segments, segment 1, but 32 in training",
