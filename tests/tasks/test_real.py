@@ -16,6 +16,7 @@ import tasks
 from tasks.data.cache import cache_key
 from tasks.data.reading import divide
 from tasks.data.splits import at_most, sample_split
+from tasks.generators.real.images import Images
 
 
 @pytest.fixture
@@ -120,6 +121,14 @@ def test_images_are_read_row_by_row_in_grey_and_in_colour(pictures: str) -> None
         red = (rows["inputs"][:, :, 0] == 1).all(axis=1)
         assert (rows["labels"][:, -1] == red).all()
         assert (rows["labels"][:, :-1] == -100).all()
+
+
+def test_images_are_read_once_for_all_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, digits = [], Images._digits
+    monkeypatch.setattr(Images, "_digits", lambda self: read.append(1) or digits(self))
+    task = Images()
+    assert [at_most(task, split, 9) for split in ("train", "validation", "test")] == [9] * 3
+    assert len(read) == 1
 
 
 def test_images_are_shuffled_before_they_are_split() -> None:

@@ -109,6 +109,10 @@ class Images(OfSplits, FiniteTask):
     def _here(self) -> tuple[np.ndarray, np.ndarray]:
         return self._divided[self._split]
 
+    def of_split(self, split: str) -> Self:
+        _ = self._divided  # read the images before the copy, so that all copies share them
+        return super().of_split(split)
+
     def at_length(self, seq_len: int) -> Self:
         if seq_len != self._here[0].shape[1]:
             raise ValueError(f"images: the length is the number of pixels, {self._here[0].shape[1]}, got {seq_len}")
