@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from tasks.yours import SUFFIXES
 from zoo.errors import UnknownNameError, unknown
 from zoo.lookup import OpenRegistry
-from zoo.targets import short
+from zoo.targets import expanded, short
 
 if TYPE_CHECKING:
     from tasks.base import Task
@@ -25,13 +25,13 @@ class _Tasks(OpenRegistry[tuple[str, str]]):
         """Return whether a name is a path, that is, not registered and no target; imports nothing."""
         if super().__contains__(name) or not isinstance(name, str):
             return False
-        return "/" in name or name.endswith(SUFFIXES) or Path(name).expanduser().exists()
+        return "/" in name or name.endswith(SUFFIXES) or expanded(name).exists()
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or self.is_path(name)
 
     def check(self, name: object) -> str:
-        return os.path.normpath(Path(name).expanduser().absolute()) if self.is_path(name) else super().check(name)
+        return os.path.normpath(expanded(name).absolute()) if self.is_path(name) else super().check(name)
 
     def entry(self, name: str) -> tuple[str, str]:
         return _describe(self.check(name)) if self.is_path(name) else super().entry(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import re
@@ -25,10 +26,17 @@ def is_target(name: object) -> bool:
     return isinstance(name, str) and re.fullmatch(r"([\w.]+|.+\.py):[^\W\d]\w*", name) is not None
 
 
+def expanded(path: str | Path) -> Path:
+    """Replace a leading ~ or ~user by the home folder; leave the path as it is if there is no such user."""
+    with contextlib.suppress(RuntimeError):
+        return Path(path).expanduser()
+    return Path(path)
+
+
 def absolute(target: str) -> str:
     """Make the file path of a target absolute, so that it does not depend on the current folder; import nothing."""
     place, colon, name = target.rpartition(":")
-    return f"{Path(place).expanduser().absolute()}{colon}{name}" if place.endswith(".py") else target
+    return f"{expanded(place).absolute()}{colon}{name}" if place.endswith(".py") else target
 
 
 def load(target: str, suits: Callable[[Any], bool] = callable) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from tasks.base import Arrays, named
 from tasks.data.reading import OfSplits, content_hash, load_dataset, read_files
 from tasks.spec import TaskSpec
+from zoo.targets import expanded
 
 Unit = Literal["bytes", "characters"]
 MOST_REPEATED = 16
@@ -91,7 +92,7 @@ class Text(OfSplits):
             if self.dataset is not None:
                 splits = load_dataset(self.dataset, self.config, (self.column,))
                 return {split: "\n".join(self._rows(split, rows)).encode() for split, rows in splits.items()}
-            files = read_files(default_file() if self.path is None else Path(self.path).expanduser())
+            files = read_files(default_file() if self.path is None else expanded(self.path))
             for file, content in files.items() if self.unit == "characters" else ():
                 try:
                     content.decode("utf-8")

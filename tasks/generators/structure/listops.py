@@ -23,6 +23,7 @@ from tasks.generators.structure.expressions import (
     majority_share,
 )
 from tasks.spec import TaskSpec
+from zoo.targets import expanded
 
 RAREST = 1e-4
 """Minimum share of expressions with a valid length, since the others are discarded."""
@@ -129,7 +130,7 @@ class ListOps(Task):
     def _files(self) -> dict[str, ListedExpressions]:
         """The expressions of each split, read from the user's files."""
         with named(self.name):
-            found = read_tsv(Path(str(self.tsv)).expanduser())
+            found = read_tsv(expanded(str(self.tsv)))
         files = {split: ListedExpressions(self.seq_len, *listed) for split, listed in found.items()}
         longest = max(len(expression) for file in files.values() for expression in file.expressions)
         if longest > self.seq_len:
