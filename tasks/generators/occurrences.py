@@ -10,6 +10,9 @@ import numpy as np
 from tasks.base import Task
 from tasks.spec import IGNORED
 
+COUNTED_ROWS, COUNTED_POSITIONS = 2000, 1 << 24
+"""Maximum numbers of sequences and positions in which to count the most frequent token."""
+
 
 def first_and_previous(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the first and the previous occurrence of each entry in its row; `rows` are integers >= 0, (n, size).
@@ -34,10 +37,14 @@ def first_and_previous(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def most_frequent_share(task: Task, n_tokens: int) -> float:
-    """Return the mean share of the most frequent of a sequence's tokens below `n_tokens`, over 2,000 sequences."""
-    inputs = task.sample(np.random.default_rng(0), 2000)["inputs"]
+    """Return the mean share of the most frequent of a sequence's tokens below `n_tokens`.
+
+    The mean is over 2,000 sequences; over fewer if a sequence is longer than 8,388.
+    """
+    n = min(COUNTED_ROWS, max(1, COUNTED_POSITIONS // task.spec.seq_len))
+    inputs = task.sample(np.random.default_rng(0), n)["inputs"]
     rows, at = np.nonzero(inputs < n_tokens)
-    counts = np.bincount(rows * n_tokens + inputs[rows, at], minlength=2000 * n_tokens).reshape(2000, n_tokens)
+    counts = np.bincount(rows * n_tokens + inputs[rows, at], minlength=n * n_tokens).reshape(n, n_tokens)
     return float((counts.max(1) / counts.sum(1)).mean())
 
 

@@ -73,6 +73,14 @@ def test_the_best_guess_is_the_most_frequent_token(
     assert task.guess_among_read() == pytest.approx(counted, rel=0.03)
 
 
+def test_few_long_sequences_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = create_task("induction_heads", seq_len=2**20)
+    drawn: list[int] = []
+    monkeypatch.setattr(type(task), "sample", lambda _, rng, n: drawn.append(n) or {"inputs": np.zeros((n, 2), int)})
+    assert task.guess_among_read() == 1
+    assert drawn == [16]  # 2,000 took 16 GB
+
+
 def test_the_best_guess_in_brevo_is_a_node_not_yet_listed(rng: np.random.Generator) -> None:
     task, shares = create_task("brevo", seq_len=36, n_names=10), []
     drawn = task.sample(rng, 4000)
