@@ -24,6 +24,7 @@ from tasks.data.mixture import Segment, apportion, create_segments, longest
 from tasks.data.splits import at_most, narrow_split, require_rows
 from tasks.registry import create_task, task_class
 from tasks.spec import TaskSpec
+from tasks.yours.arrays import known
 from zoo.validate import require_seed
 
 USUAL_SIZES = {"train": 10_000, "validation": 1_000, "test": 1_000}
@@ -151,7 +152,7 @@ class TaskDataModule(L.LightningDataModule):
         levels = [each.task.of_split("test").spec.chance for each in self._trained]
         if len(set(levels)) == 1:
             return levels[0]
-        labels = [self._sizes["test"][each.name] * (each.task.spec.labelled or 1) for each in self._trained]
+        labels = [known(self._split("test", each)["labels"]).sum() for each in self._trained]
         return float(np.average([level or 0.0 for level in levels], weights=labels))
 
     def split(self, name: str, segment: str | None = None) -> Arrays:

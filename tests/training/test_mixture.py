@@ -17,7 +17,7 @@ from tasks import create_task, task_class
 from tasks.data.batches import FreshBatches, MixedBatches
 from tasks.data.mixture import Segment, apportion, create_segments, longest
 from tasks.datamodule import TaskDataModule
-from tasks.spec import TaskSpec
+from tasks.spec import IGNORED, TaskSpec
 from tests import refused
 from tests.training import small
 from tests.training.test_datamodule import mixed, rows
@@ -168,6 +168,11 @@ def test_the_chance_of_a_mixture_is_the_mean_over_its_labels(tmp_path: Path) -> 
     mixed = small.data(tmp_path, Half(), mixture=[{}, {"seq_len": 12}])
     assert mixed.chance == pytest.approx((4 * 0.5 + 8 * 0.75) / 12)
     assert small.data(tmp_path, Half(), test_segments=[{"seq_len": 12}]).chance == 0.5
+    # Ninths at many positions whose number varies, an eighth at one.
+    recall = data(tmp_path, "in_context_recall", mixture=[{"vocab_size": 17, "final_query": each} for each in (0, 1)])
+    many, one = ((recall.split("test", each.name)["labels"] != IGNORED).sum() for each in recall.segments)
+    assert one == 6 < many / 9
+    assert recall.chance == pytest.approx((many / 9 + one / 8) / (many + one))
 
 
 def test_the_scores_of_a_segment_are_those_of_its_task_alone(tmp_path: Path) -> None:
