@@ -173,7 +173,9 @@ def _run(command: Command) -> Metrics:
         return metrics
 
 
-def train(mixer: str | Mapping[str, Any] = "hybrid", task: str | Mapping[str, Any] = "mqar", **options: Any) -> Run:
+def train(
+    mixer: str | Mapping[str, Any] | None = None, task: str | Mapping[str, Any] | None = None, **options: Any
+) -> Run:
     """Train one mixer on one task as train.py does, and return the run: its metrics, curves and model.
 
         run = lab.train("attention", "mqar", seed=1, d_model=64, trainer={"max_steps": 200})
@@ -183,7 +185,8 @@ def train(mixer: str | Mapping[str, Any] = "hybrid", task: str | Mapping[str, An
 
     Args:
         mixer: name, package.module:Class or path/file.py:Class; or a mapping, {"name": "attention", "n_heads": 4}.
-        task: the same for the task.
+            Default as in train.py: the mixer of `config` or of the task's recipe, else hybrid.
+        task: the same for the task; default the task of `config`, else mqar.
         **options: the flags of train.py, nested or flat: trainer={"max_steps": 200}, lr=1e-3, overwrite=True.
 
     Raises:
@@ -191,7 +194,8 @@ def train(mixer: str | Mapping[str, Any] = "hybrid", task: str | Mapping[str, An
         NonFiniteLossError: the loss, or a weight, is nan or infinite.
     """
     flags: list[str] = []
-    for key, value in flatten({"mixer": mixer, "task": task, **options}):
+    named = {key: value for key, value in (("mixer", mixer), ("task", task)) if value is not None}
+    for key, value in flatten({**named, **options}):
         name = key.removesuffix(".name") if key in ("mixer.name", "task.name") else key
         if name not in SWITCHES:
             flags.append(f"--{name}={flag_text(value)}")

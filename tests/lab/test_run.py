@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import lab
+from lab.config import Command
 from lab.run.files import CONFIG, ENVIRONMENT, METRICS
 from lab.run.folder import RunFolder
 from lab.run.metrics import at_lengths, by_facts, by_heading, number_at, state_of
@@ -147,3 +148,16 @@ def test_lab_train_runs_like_the_command(tmp_path: Path) -> None:
     assert table["val/accuracy"][0] == run.metrics["val"]["accuracy"]
     with refused("unknown mixer 'attentoin' .*"):
         lab.train("attentoin")
+
+
+def test_lab_train_leaves_the_names_to_files_and_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Command] = []
+    monkeypatch.setattr("lab.training.run", seen.append)
+    monkeypatch.setattr("lab.training.read_run", lambda *_: None)
+    (tmp_path / "mine.yaml").write_text("mixer: {name: lstm, d_inner: 8}\ntask: needle\n", encoding="utf-8")
+    lab.train(config=tmp_path / "mine.yaml")
+    lab.train(task="ssm_teacher")  # its recipe sets the mixer
+    lab.train()
+    names = [(command.config["mixer"]["name"], command.config["task"]["name"]) for command in seen]
+    assert names == [("lstm", "needle"), ("factorized", "ssm_teacher"), ("hybrid", "mqar")]
+    assert seen[0].config["mixer"]["d_inner"] == 8
