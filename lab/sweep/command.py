@@ -44,7 +44,8 @@ Run train.py for every combination of the values given: on this machine, or on a
 
   --slots N                       runs at a time; default: the GPUs, or the cores
   --per_device N                  instead of --slots: runs at a time on each GPU; without a GPU, on the CPU
-  --engine ray [--address HOST]   run as tasks of Ray, here or on a cluster whose nodes share this folder
+  --engine ray [--address HOST]   run as tasks of Ray, here or on a cluster whose nodes share this folder; a cluster
+                                  has no --slots: each run reserves a core and, if there is one, a GPU
   --run_dir DIR  --name NAME      keep the runs in DIR/NAME (runs/<the experiment's name>)
   --dry_run                       print the grid and stop
   --overwrite                     restart every run from scratch
@@ -89,7 +90,8 @@ class Request:
         """Parse a command line; return None if it asks for help.
 
         Raises:
-            UsageError: a flag without a value, an invalid value of one of sweep.py's own flags.
+            UsageError: a flag without a value, an invalid value of one of sweep.py's own flags, flags that cannot be
+                combined.
         """
         request = cls()
         for flag, value in read_flags(argv, ("help", *SWITCHES), request.files):
@@ -103,6 +105,10 @@ class Request:
                 raise UsageError(f"--{flag} needs a value; see sweep.py --help")
             else:
                 request._take(flag, value.typed)
+        if request.address is not None and request.engine != "ray":
+            raise UsageError("--address is the address of a Ray cluster: it needs --engine ray")
+        if request.address is not None and request.slots is not None:
+            raise UsageError("--slots and --address cannot be combined: the resources of the cluster limit its runs")
         return request
 
     def _take(self, flag: str, value: str) -> None:
@@ -143,7 +149,8 @@ class Request:
         """Return the experiments of the files, overridden by the flags; without files, one experiment of the flags.
 
         Raises:
-            UsageError: no files and no flags, or an invalid file.
+            UsageError: no files and no flags, an invalid file, two experiments that would share a folder, flags of
+                tuning without --tune.
         """
         if not self.files:
             if self.setting is not None:
@@ -164,4 +171,11 @@ class Request:
             tune, match = over.tune | self.tune, over.match | self.match
             tuning = {"tune": tune, "tune_seeds": self.tune_seeds or over.tune_seeds, "rungs": self.rungs or over.rungs}
             found.append(replace(over, name=self.name or over.name, match=match, **tuning))
+        folders = [f"{each.name}/{each.setting or ''}" for each in found]
+        if shared := [folder for folder in folders if folders.count(folder) > 1]:
+            where = f"{folders.count(shared[0])} experiments would share the folder {self.run_dir / shared[0]}"
+            raise UsageError(f"{where}: give each its own name, or run them one by one with their own --run_dir")
+        for flag, given in (("tune_seeds", self.tune_seeds), ("rungs", self.rungs)):
+            if given and not any(each.tune for each in found):
+                raise UsageError(f"--{flag} has no effect without --tune")
         return found

@@ -142,7 +142,7 @@ def expand(experiment: Experiment, run_dir: Path) -> Grid:
     Raises:
         UsageError: an option that no mixer of the grid has, values that train.py rejects, sizes that cannot be matched.
     """
-    for key in {key for grid in (experiment.fixed, *experiment.grids) for key in grid} & NOT_SWEPT:
+    for key in {*experiment.flags, *experiment.tune} & NOT_SWEPT:
         raise UsageError(f"--{key} cannot be swept; use it with train.py")
 
     @functools.cache

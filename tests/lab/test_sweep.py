@@ -291,6 +291,16 @@ def test_an_empty_key_of_an_experiments_file_is_no_text(tmp_path: Path) -> None:
         (None, "attention", "attention is not the file of an experiment; give --mixer attention"),
         (None, "--mixer", "--mixer needs a value"),
         (None, "--mixer lstm --no_test", "--no_test cannot be swept"),
+        (None, "--mixer lstm --tune stop_at=2,4", "--stop_at cannot be swept"),
+        (None, "--mixer lstm --tune_seeds 100", "--tune_seeds has no effect without --tune"),
+        (None, "--mixer lstm --rungs 1/2", "--rungs has no effect without --tune"),
+        (None, "--mixer lstm --address host:1", "it needs --engine ray"),
+        (None, "--mixer lstm --engine ray --address host:1 --slots 2", "--slots and --address cannot be combined"),
+        (
+            None,
+            f"{ROOT}/configs/experiment/mad.yaml {ROOT}/configs/experiment/sinks.yaml --setting small --name x",
+            "2 experiments would share the folder runs/x/small: give each its own name",
+        ),
         (None, "--mixer ,", "--mixer has no values"),
         (
             None,
