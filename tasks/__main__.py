@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _parser().print_help()
             return 0
         arguments.run(arguments, flags)
-    except (ValueError, ImportError, OSError) as error:
+    except (ValueError, TypeError, ImportError, OSError) as error:  # TypeError: a class of your own, as in train.py
         return fail("tasks", error, 2)
     return 0
 
@@ -221,6 +221,8 @@ def _stats(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
 def _export(arguments: argparse.Namespace, flags: Sequence[str]) -> None:
     from tasks.data import export
 
+    if arguments.private and arguments.format != "hub":
+        raise UsageError("--private is for a data set on the hub: it needs --format hub")
     task = _sized_task(arguments, flags)
     if arguments.format == "hub":
         if arguments.out is None:

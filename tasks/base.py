@@ -148,8 +148,15 @@ class Task(ABC):
         return str(label)
 
     def options(self) -> dict[str, Any]:
-        """Return the options: `type(task)(**task.options())` is the same task."""
-        return {option: getattr(self, option) for option in inspect.signature(type(self)).parameters}
+        """Return the options: `type(task)(**task.options())` is the same task.
+
+        Raises:
+            ValueError: a constructor that does not keep an argument as an attribute of the same name.
+        """
+        names = list(inspect.signature(type(self)).parameters)
+        if lost := [name for name in names if not hasattr(self, name)]:
+            raise ValueError(f"{type(self).__name__} must keep its argument {lost[0]} as an attribute: self.{lost[0]}")
+        return {name: getattr(self, name) for name in names}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.options().items())})"

@@ -41,10 +41,11 @@ def worked(cls: type[Task]) -> Task:
 
 
 def options(cls: type[Task]) -> list[tuple[str, str, str]]:
-    """Return (name, default, meaning) of each option, in the constructor's order."""
+    """Return (name, default or "required", meaning) of each option, in the constructor's order."""
     meanings = arguments(cls)
     parameters = inspect.signature(cls).parameters.values()
-    return [(p.name, repr(p.default), meanings.get(p.name, "")) for p in parameters]
+    defaults = {p.name: "required" if p.default is p.empty else repr(p.default) for p in parameters}
+    return [(name, default, meanings.get(name, "")) for name, default in defaults.items()]
 
 
 def facts(spec: TaskSpec) -> list[tuple[str, str]]:
@@ -114,13 +115,14 @@ def markdown(name: str, seed: int = 0, task: Task | None = None) -> str:
     Args:
         name: registered name.
         seed: seed of the worked example.
-        task: task that draws the example; default: the task in the docstring.
+        task: task that the page describes; default: the task at its defaults, with the docstring's example.
     """
     cls = task_class(name)
-    small = worked(cls) if task is None else task
+    small, whole = (worked(cls), cls()) if task is None else (task, task)
+    title = "At its defaults" if task is None else "With these options"
     lines = [f"# {name}", "", f"*{sentence(TASKS.summary(name))}*", "", definition(cls), ""]
     lines += ["## Example", "", f"`{small!r}`, seed {seed}:", "", "```", *example(small, seed)[:-1], "```", ""]
-    lines += ["## At its defaults", "", *(f"- {title}: {text}" for title, text in facts(cls().spec)), ""]
+    lines += [f"## {title}", "", *(f"- {fact}: {text}" for fact, text in facts(whole.spec)), ""]
     rows = [(f"`{option}`", f"`{default}`", meaning) for option, default, meaning in options(cls)]
     lines += table(("option", "default", "meaning"), rows)
     source = "\n\n".join(text for text in (sentence(cls.source), cls.reported) if text)
@@ -130,7 +132,8 @@ def markdown(name: str, seed: int = 0, task: Task | None = None) -> str:
     lines.append("")
     if files := recipes(name):
         lines += ["## Recipes", "", *(f"- [{file}](../../{file}): {_first_comment(file)}" for file in files), ""]
-    lines += [f"Made by `python -m tasks show {name} --seed {seed} --markdown`.", ""]
+    if task is None:
+        lines += [f"Made by `python -m tasks show {name} --seed {seed} --markdown`.", ""]
     return "\n".join(lines)
 
 

@@ -17,6 +17,29 @@ from tasks import pages
 from tasks.data.splits import sample_split
 from tests import ROOT, error_line, python
 
+OWN = """
+from tasks import Task, TaskSpec
+
+class Own(Task):
+    def __init__(self, n_tokens: int):
+        self.n_tokens = n_tokens
+
+    @property
+    def spec(self):
+        n = self.n_tokens
+        return TaskSpec(input="tokens", seq_len=8, vocab_size=n, n_outputs=n, loss="cross_entropy", chance=1 / n)
+
+    def sample(self, rng, n):
+        tokens = rng.integers(0, self.n_tokens, (n, 8))
+        return {"inputs": tokens, "labels": tokens}
+
+class Loses(Own):
+    def __init__(self, size: int = 4):
+        super().__init__(size)
+
+class Abstract(Task):
+    pass
+"""
 SMALL = ["--vocab_size", "20", "--seq_len", "12", "--n_pairs=2"]
 
 
@@ -144,11 +167,35 @@ def test_exported_json_lines_have_vectors_and_null_for_nan(tmp_path: Path) -> No
         (["export", "mqar", "--out", "no/such/folder/x.parquet"], "no such folder: no/such/folder"),
         (["export", "mqar", "--format", "hub"], "needs the data set's name: --out USER/NAME"),
         (["list", "mqar"], "unexpected argument 'mqar'"),
+        (["export", "mqar", "--private"], "--private is for a data set on the hub: it needs --format hub"),
     ],
 )
 def test_wrong_arguments_are_one_line_errors(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(argv) == 2
     assert message in error_line(capsys, "tasks")
+
+
+def test_a_class_of_your_own_may_have_options_without_defaults(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
+    for argv, message in (
+        (["show", f"{tmp_path}/own.py:Own"], "missing 1 required positional argument: 'n_tokens'"),
+        (["stats", f"{tmp_path}/own.py:Own"], "missing 1 required positional argument: 'n_tokens'"),
+        (["show", f"{tmp_path}/own.py:Abstract"], "abstract method"),
+        (["show", f"{tmp_path}/own.py:Loses"], "Loses must keep its argument size as an attribute: self.size"),
+    ):
+        assert command.main(argv) == 2
+        assert message in error_line(capsys, "tasks")
+    argv = ["show", f"{tmp_path}/own.py:Own", "--n_tokens", "5"]
+    assert command.main(argv) == 0
+    shown = capsys.readouterr().out
+    assert "with these options\n  inputs      tokens 0 ... 4, 8 positions" in shown
+    assert "n_tokens = required" in shown
+    assert command.main([*argv, "--markdown"]) == 0
+    page = capsys.readouterr().out
+    assert "## With these options\n\n- inputs: tokens 0 ... 4, 8 positions" in page
+    assert "Made by" not in page  # a command without the options would make another page
 
 
 def test_export_to_the_hub_uploads_one_split_and_reports_failures_in_one_line(
