@@ -40,6 +40,9 @@ FIGURES = {
 }
 """Figures of `zoo figure` and their help."""
 
+NOT_OF_FIGURE = {"staircase": ("mixer", "seq_len"), "gradients": ("steps",), "highways": ("mixer", "steps")}
+"""Flags that a figure does not use: its sequences have a fixed length, or it trains nothing."""
+
 FIGURE_MIXERS = ("attention", "diagonal_ssm", "selective_ssm", "gated_delta_net", "lstm", "hybrid")
 """Default mixers of the figure `gradients`; with more, the curves hide each other."""
 
@@ -451,9 +454,8 @@ def _claims(arguments: argparse.Namespace) -> int:
 def _figure(arguments: argparse.Namespace) -> int:
     if arguments.name not in FIGURES:
         raise UsageError(unknown("figure", arguments.name, FIGURES))
-    gradients = arguments.name == "gradients"
-    if (arguments.steps if gradients else arguments.mixer) is not None:
-        raise UsageError(f"figure {arguments.name} has no option --{'steps' if gradients else 'mixer'}")
+    if unused := _given(arguments, *NOT_OF_FIGURE[arguments.name]):
+        raise UsageError(f"figure {arguments.name} has no option --{next(iter(unused))}")
     names = [MIXERS.check(name) for name in arguments.mixer or FIGURE_MIXERS]
     _check_report()
     from zoo.report.files import write_all
@@ -464,7 +466,7 @@ def _figure(arguments: argparse.Namespace) -> int:
 
     file = arguments.out or Path(f"{arguments.name}.png")
     require_kind("--out", file)
-    if gradients:
+    if arguments.name == "gradients":
         flags = _given(arguments, "seed", "n_seeds", "device")
         flags |= {} if arguments.seq_len is None else {"gradient_len": arguments.seq_len}
         sizes = measure.Sizes(**flags)

@@ -76,6 +76,8 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("figure stairs", "did you mean 'staircase'?"),
         ("figure gradients --steps 3", "figure gradients has no option --steps"),
         ("figure staircase --mixer lstm", "figure staircase has no option --mixer"),
+        ("figure staircase --seq_len 64", "figure staircase has no option --seq_len"),
+        ("figure highways --steps 3", "figure highways has no option --steps"),
         ("figure gradients --mixer lstn", "unknown mixer 'lstn'"),
     ],
 )
@@ -274,15 +276,15 @@ def test_figures_of_claims_use_the_given_flags(tmp_path: Path, monkeypatch: pyte
         return panels_figure([Panel("title", "x", "y", ())])
 
     monkeypatch.chdir(tmp_path)
-    for name, function in (("staircase", "staircase_figure"), ("highways", "gradient_figure")):
+    for name, function, own in (("staircase", "staircase_figure", "steps"), ("highways", "gradient_figure", "seq_len")):
         monkeypatch.setattr(claims_page, function, draw)
         with pytest.warns(UserWarning, match="No artists with labels"):
-            assert command.main(["figure", name, "--seed", "5", "--seq_len", "64"]) == 0
+            assert command.main(["figure", name, "--seed", "5", f"--{own}", "64"]) == 0
         with pytest.warns(UserWarning, match="No artists with labels"):
             assert command.main(["figure", name, "--out", "figure.pdf"]) == 0
         assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
         seen.pop()
-        assert seen.pop() == replace(QUICK, seed=5, seq_len=64)
+        assert seen.pop() == replace(QUICK, seed=5, **{own: 64})
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
