@@ -50,12 +50,14 @@ def main(argv: Sequence[str]) -> int:
     add("--trials", action="store_true", help="include the trials that sweep.py --tune did not pick")
     add("--any_budget", action="store_true", help="rank runs with different steps, batch sizes or data together")
     add("--figure", type=Path, metavar="FILE", help="instead, write a figure for a paper to a .pdf, .svg or .png file")
-    add("--columns", type=int, choices=(1, 2), default=1, help="width of the figure in columns of a page (1)")
+    add("--columns", type=int, choices=(1, 2), help="width of the figure in columns of a page (1)")
     add("--tensorboard", action="store_true", help="instead of writing files, serve TensorBoard until Ctrl-C")
     add("--port", type=int, metavar="N", help="port of TensorBoard (6006, or the next free one)")
     arguments = parser.parse_args(argv)
     if arguments.port is not None and not arguments.tensorboard:
         raise UsageError("--port needs --tensorboard")
+    if arguments.columns is not None and arguments.figure is None:
+        raise UsageError("--columns needs --figure")
     if arguments.out is not None and arguments.tensorboard:
         raise UsageError("--tensorboard writes no files; drop --out")
     if arguments.figure is not None:
@@ -97,11 +99,11 @@ def _compare(arguments: Namespace) -> int:
         ]
         if not charts:
             raise UsageError(f"{arguments.folder} has no curves or scores to draw yet")
-        drawn = paper_figure(charts, arguments.columns)
+        drawn = paper_figure(charts, arguments.columns or 1)
         write_atomically(arguments.figure, as_image(drawn, arguments.figure.suffix[1:]))
         print(arguments.figure)
     else:
-        print(*write_comparison(groups, arguments.out or arguments.folder / "compare"), sep="\n")
+        print(*write_comparison(groups, arguments.out or arguments.folder.expanduser() / "compare"), sep="\n")
     return 0
 
 

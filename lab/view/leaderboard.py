@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.budget_minutes is not None and not given.budget_minutes > 0:
         parser.error(f"--budget_minutes must be positive, got {given.budget_minutes}")
     cells = read_cells(given.mixers, given.tasks, given.seeds)
-    board = Leaderboard(given.out or given.run_dir)
+    board = Leaderboard(given.out or given.run_dir.expanduser())
     todo = list(in_order(cells, board.records))
     say(console, f"{count(len(cells) - len(todo), 'cell')} done, {len(todo)} to do")
     if given.dry_run:

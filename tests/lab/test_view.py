@@ -690,10 +690,19 @@ def test_wrong_arguments_are_one_line_errors(tmp_path: Path, capsys: pytest.Capt
     assert err.count("\n") == 1
     figure = ["--figure", tmp_path / "x.pdf"]
     exclusive = [[*figure, "--out", tmp_path], [*figure, "--tensorboard"], ["--tensorboard", "--out", "x"]]
-    for argv in (["--port", 6006], *exclusive, ["--port", "x"], ["--fast"]):
+    for argv in (["--port", 6006], ["--columns", 2], *exclusive, ["--port", "x"], ["--fast"]):
         err = lines(capsys, tmp_path, *argv, status=2)[1]
         assert str(argv[-1] if argv[0] == "--fast" else argv[0]) in err
         assert err.count("\n") == 1
+
+
+def test_files_are_written_next_to_the_runs_in_the_home_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "kept")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("lab.view.command.write_comparison", lambda groups, folder: [folder])
+    assert lines(capsys, "~/kept")[0].splitlines()[-1] == str(tmp_path / "kept" / "compare")
 
 
 def test_reading_needs_no_torch(tmp_path: Path) -> None:
