@@ -142,6 +142,8 @@ class Request:
         elif flag == "config":
             # Every run reads every file, through an absolute path, since a run may start in another folder.
             self.flags.setdefault("config", [[]])[0].append(str(Path(value).resolve()))
+        elif flag.endswith("+") and flag in self.flags:
+            raise UsageError(f"--{flag} may be given once; list several callbacks in a --config file")
         else:
             self.flags[usual_flag(flag)] = values_of("", f"--{flag}", value)
 

@@ -295,6 +295,7 @@ def test_an_empty_key_of_an_experiments_file_is_no_text(tmp_path: Path) -> None:
         (None, "--mixer lstm --tune_seeds 100", "--tune_seeds has no effect without --tune"),
         (None, "--mixer lstm --rungs 1/2", "--rungs has no effect without --tune"),
         (None, "--mixer lstm --address host:1", "it needs --engine ray"),
+        (None, "--trainer.callbacks+=Timer --trainer.callbacks+=Timer", "--trainer.callbacks+ may be given once; list"),
         (None, "--mixer lstm --engine ray --address host:1 --slots 2", "--slots and --address cannot be combined"),
         (
             None,
