@@ -450,7 +450,7 @@ def build_trainer(
         measuring: callbacks that measure the training.
         score: validation score that TensorBoard shows first.
         step: optimizer step to resume from; events of later steps are purged.
-        per_epoch: number of batches per epoch.
+        per_epoch: number of batches per epoch of all processes together.
     """
     from lightning.pytorch import Trainer
 
@@ -460,11 +460,9 @@ def build_trainer(
     if options["enable_progress_bar"] is not False:
         callbacks.append(training.Progress(options["log_every_n_steps"] or 50))
     options["enable_progress_bar"] = False
-    if options["val_check_interval"] is None and options["check_val_every_n_epoch"] is None:
-        per_step = max(1, options["accumulate_grad_batches"])  # Lightning counts batches
-        ends = options["max_steps"], (options["max_epochs"] or -1) * per_epoch // per_step
-        steps = min((end for end in ends if end >= 0), default=5 * VALIDATE_EVERY)
-        options["val_check_interval"] = per_step * min(VALIDATE_EVERY, max(1, steps // 5))
+    usual = options["val_check_interval"] is None and options["check_val_every_n_epoch"] is None
+    if usual:
+        options["val_check_interval"] = VALIDATE_EVERY
     if options["max_epochs"] in (None, -1):
         options |= _in_one_epoch(options)
     elif isinstance(options["val_check_interval"], float) and options["check_val_every_n_epoch"] is None:
@@ -494,7 +492,25 @@ def build_trainer(
         callbacks.append(training.Pause(checkpoints, command.stop_at))
     if config["figures_every"] != 0:
         callbacks.append(training.TheoryFigures(config["figures_every"]))
-    return Trainer(**options, callbacks=callbacks, plugins=[*plugins, training.AtomicCheckpointIO()])
+    trainer = Trainer(**options, callbacks=callbacks, plugins=[*plugins, training.AtomicCheckpointIO()])
+    if usual:  # only now, because the number of processes may have been "auto"
+        trainer.val_check_interval = usual_interval(trainer, per_epoch)
+    return trainer
+
+
+def usual_interval(trainer: L.Trainer, per_epoch: int) -> int:
+    """Return the number of batches between validations: `VALIDATE_EVERY` steps, or a fifth of a shorter run.
+
+    Args:
+        trainer: trainer of the run.
+        per_epoch: number of batches per epoch of all processes together.
+    """
+    limit, per_step = trainer.limit_train_batches, trainer.accumulate_grad_batches
+    per_process = per_epoch // trainer.world_size
+    batches = min(per_process, limit) if isinstance(limit, int) else int(per_process * limit)
+    ends = trainer.max_steps, (trainer.max_epochs or -1) * batches // per_step
+    steps = min((end for end in ends if end >= 0), default=5 * VALIDATE_EVERY)
+    return per_step * min(VALIDATE_EVERY, max(1, steps // 5))
 
 
 def _check_steps(options: Mapping[str, Any], callbacks: Sequence[Callback]) -> None:

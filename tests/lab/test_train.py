@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -210,13 +211,22 @@ def test_a_short_run_is_validated_five_times(tmp_path: Path) -> None:
     assert [*found["curve"]] == ["2", "4", "6", "8", "10"]
 
 
-def test_a_short_run_in_epochs_is_validated_five_times(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("more", "validated"), [("", [4, 8, 12, 16, 20]), ("--trainer.limit_train_batches 5", [2, 4, 6, 8, 10])]
+)
+def test_a_short_run_in_epochs_is_validated_five_times(tmp_path: Path, more: str, validated: list[int]) -> None:
     """And its HParams file has the sizes of its data, given or default."""
     argv = "--trainer.max_steps -1 --trainer.max_epochs 2 --trainer.val_check_interval null --task.n_train 80"
-    path = trained(tmp_path, *argv.split(), "--batch_size", "8", "--task.n_test", "null")
-    assert [*metrics(path)["curve"]] == ["4", "8", "12", "16", "20"]
+    path = trained(tmp_path, *argv.split(), *more.split(), "--batch_size", "8", "--task.n_test", "null")
+    assert [*metrics(path)["curve"]] == [str(step) for step in validated]
     hparams = (path / HPARAMS).read_bytes()
     assert all(f"task.{name}".encode() in hparams for name in ("n_train", "n_val", "n_test"))
+
+
+def test_a_run_in_epochs_on_several_devices_is_validated_five_times() -> None:
+    sizes: dict[str, Any] = {"max_steps": -1, "max_epochs": 2, "limit_train_batches": 1.0}
+    trainer: Any = SimpleNamespace(accumulate_grad_batches=1, world_size=2, **sizes)
+    assert train.usual_interval(trainer, per_epoch=20) == 4
 
 
 def test_a_run_too_short_to_validate_still_has_a_best_checkpoint(tmp_path: Path) -> None:
