@@ -94,7 +94,7 @@ def _task(arguments: argparse.Namespace, flags: Sequence[str]) -> Task:
     from jsonargparse import ArgumentError, ArgumentParser
 
     parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(cls)
+    parser.add_class_arguments(cls, fail_untyped=False)
     try:
         parsed = parser.parse_args([f"--{flag}={value}" for flag, value in given.items()])
     except ArgumentError as error:

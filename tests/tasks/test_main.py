@@ -33,6 +33,10 @@ class Own(Task):
         tokens = rng.integers(0, self.n_tokens, (n, 8))
         return {"inputs": tokens, "labels": tokens}
 
+class Untyped(Own):
+    def __init__(self, n_tokens):
+        super().__init__(n_tokens)
+
 class Loses(Own):
     def __init__(self, size: int = 4):
         super().__init__(size)
@@ -187,6 +191,8 @@ def test_a_class_of_your_own_may_have_options_without_defaults(
     ):
         assert command.main(argv) == 2
         assert message in error_line(capsys, "tasks")
+    assert command.main(["stats", f"{tmp_path}/own.py:Untyped", "--n_tokens", "5", "--n", "9"]) == 0
+    assert " of 5 " in capsys.readouterr().out
     argv = ["show", f"{tmp_path}/own.py:Own", "--n_tokens", "5"]
     assert command.main(argv) == 0
     shown = capsys.readouterr().out
