@@ -75,9 +75,9 @@ def _status(argv: Sequence[str]) -> int:
             traceback.print_exc()
         return _fail(error, 2)
     except KeyboardInterrupt:
-        return _stopped("interrupted outside training", argv, 130)
+        return _stopped("interrupted outside training", argv, command, 130)
     except Terminated as stop:
-        return _stopped(stop, argv, REQUEUE)
+        return _stopped(stop, argv, command, REQUEUE)
     except (BrokenPipeError, SystemExit):
         raise  # closed standard output (`ends_unread`), or the exit of --help: the names below would import torch
     except OSError as error:
@@ -86,7 +86,7 @@ def _status(argv: Sequence[str]) -> int:
             return _fail(error, 1)
         return _fail(f"cannot write to {RunFolder.of(command).path}: {error.strerror}", 1)
     except training.Interrupted as stop:
-        return _stopped(stop, argv, 130 if stop.signal == CTRL_C else REQUEUE)
+        return _stopped(stop, argv, command, 130 if stop.signal == CTRL_C else REQUEUE)
     except training.NonFiniteLossError as error:  # in all processes at once
         return _fail(error, 1) if is_first_process() else 0
     return 0
@@ -623,8 +623,15 @@ def show(metrics: Metrics, where: Path) -> Metrics:
     return metrics
 
 
-def resume_command(argv: Sequence[str]) -> str:
-    """Return the command that resumes an interrupted run: the same one without --overwrite and --ckpt_path."""
+def resume_command(argv: Sequence[str], begun: bool = True) -> str:
+    """Return the command that resumes an interrupted run: the same one without --overwrite and --ckpt_path.
+
+    Args:
+        argv: command line of the run.
+        begun: whether the run has a checkpoint of its own; otherwise the whole command is repeated.
+    """
+    if not begun:
+        return shlex.join(["python", "train.py", *argv])
     rest, arguments = [], iter(argv)
     for argument in arguments:
         if argument == "--ckpt_path":
@@ -639,12 +646,13 @@ def _fail(message: object, status: int) -> int:
     return status
 
 
-def _stopped(how: object, argv: Sequence[str], status: int) -> int:
+def _stopped(how: object, argv: Sequence[str], command: Command | None, status: int) -> int:
     if not is_first_process():
         # Only the first process reports. Lightning takes a nonzero status of any other for a crash and ends them all.
         # That is right only before this process has joined the group, since the first would wait for it.
         return 0 if _has_joined() else status
-    return _fail(f"{how}\nto resume: {resume_command(argv)}", status)
+    begun = command is not None and RunFolder.of(command).last.is_file()
+    return _fail(f"{how}\nto resume: {resume_command(argv, begun)}", status)
 
 
 def _has_joined() -> bool:

@@ -53,8 +53,9 @@ more help:
   --task.help [NAME]   options of a task            --model.help    options of the model and its training
   --print_config       print the complete YAML of this run and stop; --config reads it back
 
-To resume a stopped run, repeat the command. Exit status: 0 done; 1 failed; 2 invalid command line; 75 stopped by
-SIGTERM or SIGUSR1, state saved: schedule the same command again; 130 Ctrl-C.
+To resume a stopped run, repeat the command, without --overwrite and --ckpt_path: with them it starts over.
+Exit status: 0 done; 1 failed; 2 invalid command line; 75 stopped by SIGTERM or SIGUSR1, state saved: schedule the same
+command again; 130 Ctrl-C.
 
 Values come from the constructors' defaults, then configs/default.yaml, configs/mixer/NAME.yaml, configs/task/NAME.yaml
 (the recipe for that mixer and that task), then --config files, then flags; later ones win.

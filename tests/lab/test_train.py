@@ -327,6 +327,17 @@ def test_the_command_to_resume_omits_flags_that_would_restart() -> None:
     assert train.resume_command(argv) == "python train.py --mixer.pattern '[lstm, attention]' --lr 1"
 
 
+def test_the_command_to_resume_a_run_without_checkpoints_keeps_the_given_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "run", raising(KeyboardInterrupt()))
+    for begun in (False, True):
+        assert go(tmp_path, "--ckpt_path", "a.ckpt") == 130
+        assert ("--ckpt_path a.ckpt" in capsys.readouterr().err) is not begun
+        (folder(tmp_path) / "checkpoints").mkdir(parents=True, exist_ok=True)
+        (folder(tmp_path) / "checkpoints" / "last.ckpt").touch()
+
+
 # Errors
 
 
