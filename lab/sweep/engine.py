@@ -259,7 +259,8 @@ def progress(job: Job) -> tuple[str, str, str]:
 def slot_environments(n_slots: int | None, use_gpus: bool, per_device: int | None = None) -> list[dict[str, str]]:
     """Return one set of environment variables per slot: its share of the cores, and a GPU if there are any.
 
-    If OMP_NUM_THREADS is set already, each run uses that number of threads.
+    torch's number of threads is an option of the run (--threads, default one). OMP_NUM_THREADS is for other libraries;
+    a value that is set already is kept.
 
     Args:
         n_slots: number of slots; default the number of GPUs, or of cores. If there are more slots than GPUs, slots

@@ -215,7 +215,7 @@ class Sweep:
         if not waiting:
             say(make_console(), f"{what}: all {len(jobs)} are done already")
             return
-        # The threads per run depend on all slots, even if some stay empty: the number of threads affects results.
+        # A run's share of the cores depends on all slots, even if some stay empty, so that a resumed run has the same.
         slots = slot_environments(self.request.slots, self.use_gpus, self.request.per_device)[: len(waiting)]
         board = Board(waiting, len(slots))
         say(board.console, f"{what}: {len(waiting)} to do, {len(done)} done already, {len(slots)} at a time")
