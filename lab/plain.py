@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -149,5 +150,20 @@ def read_text(typed: str) -> Text:
 
 
 def flag_text(value: Any) -> str:
-    """Write plain data as the value of a flag, which `read_yaml` reads back."""
-    return str(value) if isinstance(value, str | Path) else json.dumps(value)
+    """Write plain data as the value of a flag, which `read_yaml` reads back.
+
+    Raises:
+        TypeError: other data; the message lists the valid kinds.
+    """
+    return str(value) if isinstance(value, str | Path) else json.dumps(value, default=_as_plain)
+
+
+def _as_plain(value: Any) -> Any:
+    """Convert NumPy's numbers, and paths in a list."""
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"expected numbers, text, lists or mappings, got {value!r}")

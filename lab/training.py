@@ -197,10 +197,13 @@ def train(
     named = {key: value for key, value in (("mixer", mixer), ("task", task)) if value is not None}
     for key, value in flatten({**named, **options}):
         name = key.removesuffix(".name") if key in ("mixer.name", "task.name") else key
-        if name not in SWITCHES:
+        if name in SWITCHES:
+            flags += [f"--{name}"] if value else []
+            continue
+        try:
             flags.append(f"--{name}={flag_text(value)}")
-        elif value:
-            flags.append(f"--{name}")
+        except TypeError as error:
+            raise UsageError(f"{name}: {error}") from None
     command = parse(flags)
     run(command)
     return read_run(RunFolder.of(command).path, {})

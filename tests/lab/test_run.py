@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -148,6 +149,8 @@ def test_lab_train_runs_like_the_command(tmp_path: Path) -> None:
     assert table["val/accuracy"][0] == run.metrics["val"]["accuracy"]
     with refused("unknown mixer 'attentoin' .*"):
         lab.train("attentoin")
+    with refused("trainer.callbacks: expected numbers, text, lists or mappings, got <object"):
+        lab.train(trainer={"callbacks": [object()]})
 
 
 def test_lab_train_leaves_the_names_to_files_and_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +160,8 @@ def test_lab_train_leaves_the_names_to_files_and_recipes(tmp_path: Path, monkeyp
     (tmp_path / "mine.yaml").write_text("mixer: {name: lstm, d_inner: 8}\ntask: needle\n", encoding="utf-8")
     lab.train(config=tmp_path / "mine.yaml")
     lab.train(task="ssm_teacher")  # its recipe sets the mixer
-    lab.train()
+    lab.train(seed=np.int64(3))
+    assert seen[2].config["seed"] == 3
     names = [(command.config["mixer"]["name"], command.config["task"]["name"]) for command in seen]
     assert names == [("lstm", "needle"), ("factorized", "ssm_teacher"), ("hybrid", "mqar")]
     assert seen[0].config["mixer"]["d_inner"] == 8
