@@ -16,14 +16,15 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lab.build import build_task, declared, find_leak, model_options, task_options
-from lab.config import PROGRAM, Command, parse
+from lab.config import PROGRAM, Command, choose, parse
+from lab.config import declared as run_options
 from lab.config.layers import SWITCHES
 from lab.hparams import compared_options, compared_results
 from lab.plain import flag_text, flatten
@@ -193,9 +194,23 @@ def train(
         UsageError: an invalid option; a ValueError with a message of one line.
         NonFiniteLossError: the loss, or a weight, is nan or infinite.
     """
-    flags: list[str] = []
     named = {key: value for key, value in (("mixer", mixer), ("task", task)) if value is not None}
-    for key, value in flatten({**named, **options}):
+    values = {**named, **options}
+    choice = choose(_flags(flatten(values)))
+    whole = run_options(choice.names, choice.entries)  # a mapping under an option is its value, as of rope_scaling
+    command = parse(_flags(flatten(values, whole)))
+    run(command)
+    return read_run(RunFolder.of(command).path, {})
+
+
+def _flags(values: Iterable[tuple[str, Any]]) -> list[str]:
+    """Return options as flags of train.py.
+
+    Raises:
+        UsageError: a value that is not plain data.
+    """
+    flags: list[str] = []
+    for key, value in values:
         name = key.removesuffix(".name") if key in ("mixer.name", "task.name") else key
         if name in SWITCHES:
             flags += [f"--{name}"] if value else []
@@ -204,9 +219,7 @@ def train(
             flags.append(f"--{name}={flag_text(value)}")
         except TypeError as error:
             raise UsageError(f"{name}: {error}") from None
-    command = parse(flags)
-    run(command)
-    return read_run(RunFolder.of(command).path, {})
+    return flags
 
 
 def _fingerprint(command: Command) -> Mapping[str, Any]:

@@ -153,7 +153,7 @@ def test_lab_train_runs_like_the_command(tmp_path: Path) -> None:
         lab.train(trainer={"callbacks": [object()]})
 
 
-def test_lab_train_leaves_the_names_to_files_and_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lab_train_takes_options_as_files_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Command] = []
     monkeypatch.setattr("lab.training.run", seen.append)
     monkeypatch.setattr("lab.training.read_run", lambda *_: None)
@@ -162,6 +162,12 @@ def test_lab_train_leaves_the_names_to_files_and_recipes(tmp_path: Path, monkeyp
     lab.train(task="ssm_teacher")  # its recipe sets the mixer
     lab.train(seed=np.int64(3))
     assert seen[2].config["seed"] == 3
+    scaling, hybrid = {"rope_type": "linear", "factor": 2.0}, {"name": "hybrid", "attention": {"n_heads": 2}}
+    lab.train({"name": "attention", "rope_scaling": scaling}, trainer={"max_time": {"minutes": 5}})
+    lab.train(hybrid, task={"name": "mqar", "mixture": [{"seq_len": 32}, {"seq_len": 64}]})
+    assert seen[3].config["mixer"]["rope_scaling"] == scaling
+    assert seen[3].config["trainer"]["max_time"] == {"minutes": 5}
+    assert seen[4].config["mixer"]["attention"]["n_heads"] == 2
     names = [(command.config["mixer"]["name"], command.config["task"]["name"]) for command in seen]
-    assert names == [("lstm", "needle"), ("factorized", "ssm_teacher"), ("hybrid", "mqar")]
+    assert names[:3] == [("lstm", "needle"), ("factorized", "ssm_teacher"), ("hybrid", "mqar")]
     assert seen[0].config["mixer"]["d_inner"] == 8
