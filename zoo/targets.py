@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import re
@@ -27,10 +26,15 @@ def is_target(name: object) -> bool:
 
 
 def expanded(path: str | Path) -> Path:
-    """Replace a leading ~ or ~user by the home folder; leave the path as it is if there is no such user."""
-    with contextlib.suppress(RuntimeError):
+    """Return a path with ~ replaced by the home folder.
+
+    Raises:
+        UsageError: ~NAME of an unknown user.
+    """
+    try:
         return Path(path).expanduser()
-    return Path(path)
+    except RuntimeError:
+        raise UsageError(f"{path}: there is no home folder of {Path(path).parts[0]}") from None
 
 
 def absolute(target: str) -> str:

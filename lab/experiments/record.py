@@ -22,6 +22,7 @@ from zoo.errors import UsageError
 from zoo.evidence import Verdict
 from zoo.evidence.page import check_record
 from zoo.report.files import finite, read_json
+from zoo.targets import expanded
 
 Record = dict[str, Any]
 ORIGIN = ("seeds", "machine", "dates", "commits", "command", "seconds", "trial_seconds", "saved")
@@ -56,7 +57,7 @@ def read_listed(spec: Spec, run_dir: Path, kept: Path, stored: Mapping[str, Any]
         UsageError: a file that cannot be read.
     """
     setting = str(spec.experiment.setting)
-    folder = (run_dir.expanduser() / spec.name / setting).resolve()
+    folder = (expanded(run_dir) / spec.name / setting).resolve()
     if (folder / INDEX).is_file():
         return _read_sweep(spec, folder)
     if stored.get("setting") == setting and stored.get("checks"):

@@ -33,6 +33,7 @@ from lab.run.record import (
 from zoo.errors import UsageError
 from zoo.loading.names import BEST, CHECKPOINTS, LAST, PREVIOUS
 from zoo.report.files import as_json, write_atomically
+from zoo.targets import expanded
 
 TRIAL_SHOWN = 14
 """Number of characters of a trial's name that TensorBoard's HParams tab shows."""
@@ -50,7 +51,7 @@ class RunFolder:
     def of(cls, command: Command) -> RunFolder:
         """Return the folder of a command, named by task and mixer with their non-default options, and the seed."""
         config = command.config
-        return cls(Path(config["run_dir"]).expanduser(), run_name(config, command.defaults), config["seed"])
+        return cls(expanded(config["run_dir"]), run_name(config, command.defaults), config["seed"])
 
     @property
     def path(self) -> Path:

@@ -46,6 +46,7 @@ from zoo.report.files import as_json, write_atomically
 from zoo.report.numbers import count, plain
 from zoo.report.terminal import ends_unread, fail, make_console, say
 from zoo.signals import CTRL_C, SCHEDULER, handled
+from zoo.targets import expanded
 
 
 @ends_unread
@@ -113,7 +114,7 @@ class Sweep:
         Raises:
             UsageError: see `expand` and `_check_rungs`; a folder holds a run of another configuration or other data.
         """
-        folder = request.run_dir.expanduser().resolve() / experiment.name / (experiment.setting or "")
+        folder = expanded(request.run_dir).resolve() / experiment.name / (experiment.setting or "")
         for key in experiment.tune:
             if key in experiment.flags | {"seed"}:
                 raise UsageError(f"--tune {key}: {key} has values in the grid already, or is the seed; leave one out")

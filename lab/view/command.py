@@ -20,6 +20,7 @@ from zoo.report.files import write_all, write_atomically
 from zoo.report.page import LISTED, as_markdown
 from zoo.report.plots import as_image, as_png, require_kind
 from zoo.report.terminal import Parser, make_console
+from zoo.targets import expanded
 
 _ABOUT = "Mean ± standard deviation over seeds; the best mean of a task and budget is marked."
 _OF_THE_PAGE = (
@@ -103,7 +104,7 @@ def _compare(arguments: Namespace) -> int:
         write_atomically(arguments.figure, as_image(drawn, arguments.figure.suffix[1:]))
         print(arguments.figure)
     else:
-        print(*write_comparison(groups, arguments.out or arguments.folder.expanduser() / "compare"), sep="\n")
+        print(*write_comparison(groups, arguments.out or expanded(arguments.folder) / "compare"), sep="\n")
     return 0
 
 

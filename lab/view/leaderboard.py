@@ -48,6 +48,7 @@ from zoo.report.page import LISTED, Column, Section, as_markdown, render
 from zoo.report.plots import as_png, look_of
 from zoo.report.terminal import Parser, make_console, make_table, say
 from zoo.signals import CTRL_C, SCHEDULER, handled
+from zoo.targets import expanded
 
 PROGRAM = "lab leaderboard"
 STORED, PAGE, SORTABLE = "leaderboard.json", "leaderboard.md", "leaderboard_table.html"
@@ -108,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.budget_minutes is not None and not given.budget_minutes > 0:
         parser.error(f"--budget_minutes must be positive, got {given.budget_minutes}")
     cells = read_cells(given.mixers, given.tasks, given.seeds)
-    board = Leaderboard(given.out or given.run_dir.expanduser())
+    board = Leaderboard(given.out or expanded(given.run_dir))
     todo = list(in_order(cells, board.records))
     say(console, f"{count(len(cells) - len(todo), 'cell')} done, {len(todo)} to do")
     if given.dry_run:

@@ -14,6 +14,7 @@ from lab.run.record import Run, one_line, read_run
 from zoo.extras import require_extra
 from zoo.loading.names import CHECKPOINTS
 from zoo.report.files import read_json
+from zoo.targets import expanded
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ def read_runs(folder: str | Path, trials: bool = False) -> Runs:
     """
     for module in ("yaml", "tensorboard"):
         require_extra(module)
-    root = Path(folder).expanduser()
+    root = expanded(folder)
     if not root.is_dir():
         raise ValueError(f"no folder {root}; give a folder with runs of train.py, such as runs")
     runs = Runs()

@@ -28,6 +28,7 @@ import numpy as np
 
 from tasks.base import Arrays, Task
 from tasks.data.splits import narrow_split, require_rows, shard_rows, split_rng
+from zoo.targets import expanded
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class _Damaged(Exception):
 
 def default_cache_dir() -> Path:
     """Return `$MIXER_ZOO_CACHE`, or `~/.cache/mixer-zoo`."""
-    return Path(os.environ.get("MIXER_ZOO_CACHE") or "~/.cache/mixer-zoo").expanduser()
+    return expanded(os.environ.get("MIXER_ZOO_CACHE") or "~/.cache/mixer-zoo")
 
 
 def materialise(
@@ -80,7 +81,7 @@ def materialise(
     split_rng(seed, split, 0)
     require_rows(task, split, n)
     key = json.dumps(cache_key(task_name, task, split, n, seed), sort_keys=True)
-    root = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser()
+    root = default_cache_dir() if cache_dir is None else expanded(cache_dir)
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
     file = root.absolute() / task_name / f"{split}-{n}-seed{seed}-{digest}.npz"
     with contextlib.suppress(FileNotFoundError, _Damaged):

@@ -348,6 +348,7 @@ def test_the_command_to_resume_a_run_without_checkpoints_keeps_the_given_one(
         ("--trainer.accelerator abacus", "Available names are: auto"),
         ("--ckpt_path nowhere.ckpt", "no checkpoint at nowhere.ckpt"),
         ("--test_only", "no run at "),
+        ("--run_dir ~nobody-here/runs", "~nobody-here/runs: there is no home folder of ~nobody-here"),
         ("--test_only --stop_at 2", "--test_only trains nothing and tests: leave out --stop_at"),
         ("--task.cache true --task.cache_dir {file}", "cannot write the task cache"),
         ("--mixer factorized --mixer.max_seq_len 15", "sequence of 16 positions exceeds max_seq_len=15"),

@@ -688,6 +688,7 @@ def test_wrong_arguments_are_one_line_errors(tmp_path: Path, capsys: pytest.Capt
         _, err = lines(capsys, tmp_path, "--tensorboard", "--port", port, status=2)
     assert f"could not bind to port {port}" in err
     assert err.count("\n") == 1
+    assert "no home folder" in lines(capsys, "~nobody-here/runs", status=2)[1]
     figure = ["--figure", tmp_path / "x.pdf"]
     exclusive = [[*figure, "--out", tmp_path], [*figure, "--tensorboard"], ["--tensorboard", "--out", "x"]]
     for argv in (["--port", 6006], ["--columns", 2], *exclusive, ["--port", "x"], ["--fast"]):

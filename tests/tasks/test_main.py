@@ -162,6 +162,8 @@ def test_exported_json_lines_have_vectors_and_null_for_nan(tmp_path: Path) -> No
     ("argv", "message"),
     [
         (["show", "mqarr"], "unknown task 'mqarr' (did you mean 'mqar'?)"),
+        (["show", "~nobody-here/data.npz"], "~nobody-here/data.npz: there is no home folder of ~nobody-here"),
+        (["show", "~nobody-here/tasks.py:Mine"], "there is no home folder of ~nobody-here"),
         (["lst"], "invalid choice: 'lst'"),
         (["show", "mqar", "--n_pair", "3"], "unknown mqar option 'n_pair' (did you mean 'n_pairs'?)"),
         (["show", "mqar", "--n_pairs", "many"], "n_pairs"),

@@ -407,7 +407,7 @@ def test_an_npz_with_too_large_a_shape_is_refused(tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("absent.npz", "put absent.npz there or into"),
-        ("~absent/x.npz", "put x.npz there or into"),
+        ("~absent/x.npz", "~absent/x.npz: there is no home folder of ~absent"),
         ("text.txt", "not a data file; give .npz"),
         ("broken.npz", "cannot be read"),
         ("broken.parquet", "cannot be read"),
