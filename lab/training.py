@@ -197,7 +197,8 @@ def train(
     named = {key: value for key, value in (("mixer", mixer), ("task", task)) if value is not None}
     values = {**named, **options}
     choice = choose(_flags(flatten(values)))
-    whole = run_options(choice.names, choice.entries)  # a mapping under an option is its value, as of rope_scaling
+    known = run_options(choice.names, choice.entries)
+    whole = {key for key, option in known.items() if not option.takes_objects}  # rope_scaling is itself a mapping
     command = parse(_flags(flatten(values, whole)))
     run(command)
     return read_run(RunFolder.of(command).path, {})
