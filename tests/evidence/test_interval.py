@@ -108,7 +108,8 @@ def test_a_ratio_of_variances_of_groups_of_equal_size() -> None:
     # Variances 100 between and 2 within; F tables: F(0.975; 2, 3) = 16.044, F(0.975; 3, 2) = 39.165.
     found = intervals.of_variance_ratio([[0, 2], [10, 12], [20, 22]])
     assert found == pytest.approx((49.5, (100 / 16.044 - 1) / 2, (100 * 39.165 - 1) / 2), rel=1e-3)
-    assert math.isnan(intervals.of_variance_ratio([[1, 1], [2, 2]]).value)
+    for unknown in ([[1, 1], [2, 2]], [[0, 2], [math.nan, 12]], [[math.nan, 2], [10, 12]]):
+        assert all(map(math.isnan, intervals.of_variance_ratio(unknown)))
     for groups in ([], [[1, 2]], [[1], [2]], [[1, 2], [3, 4, 5]]):
         with pytest.raises(ValueError, match="at least two groups of equal size >= 2; got sizes "):
             intervals.of_variance_ratio(groups)

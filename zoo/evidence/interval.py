@@ -177,7 +177,8 @@ def of_superiority(upper: Sequence[Number], lower: Sequence[Number]) -> Estimate
 def of_variance_ratio(groups: Sequence[Sequence[Number]]) -> Estimate:
     """Return the variance between groups over the variance within groups: analysis of variance with random effects.
 
-    The interval is exact if both are normal (Searle 1971). Negative values are replaced by zero.
+    The interval is exact if both are normal (Searle 1971). Negative values are replaced by zero. NaN if a number is
+    NaN, or if no group varies.
 
     Args:
         groups: at least two groups of the same size, which is at least two.
@@ -191,7 +192,7 @@ def of_variance_ratio(groups: Sequence[Sequence[Number]]) -> Estimate:
         sizes = ", ".join(str(len(group)) for group in groups) or "none"
         raise ValueError(f"a ratio of variances needs at least two groups of equal size >= 2; got sizes {sizes}")
     within = statistics.fmean(statistics.variance(group) for group in groups)
-    if within == 0:
+    if within == 0 or math.isnan(within):  # max would replace NaN by zero
         return _UNKNOWN
     f = n * statistics.variance([statistics.fmean(group) for group in groups]) / within
     ends = require_extra("scipy.stats").f.ppf([(1 + _CONFIDENCE) / 2, (1 - _CONFIDENCE) / 2], a - 1, a * (n - 1))
