@@ -158,8 +158,13 @@ def region_of(check: Where, rows: Sequence[Row], where: Where) -> Region:
     raise AssertionError("unreachable")
 
 
-def _also_longer(usual: Check, scores: Any, longer: Any, times: float) -> Check:
-    """Return a check on each seed's larger measurement; if only some seeds ran longer, their largest is a control."""
+def _also_longer(usual: Check, scores: Measured, longer: Measured, times: float) -> Check:
+    """Return a check on each seed's larger measurement; if only some seeds ran longer, their largest is a control.
+
+    For a quantity that is not measured by seed, the quantity after longer training is the control.
+    """
+    if not isinstance(scores, Mapping) or not isinstance(longer, Mapping):
+        return controlled(usual, within(f"after {times} times the training", longer, usual.low, usual.high))
     either = by_seed(lambda a, b: math.nan if math.isnan(a) or math.isnan(b) else max(a, b), scores, longer)
     found = within(usual.quantity, {**scores, **either}, usual.low, usual.high)
     if either and len(either) == len(scores):

@@ -201,6 +201,20 @@ def test_a_negative_needs_longer_training(usual: float, later: float, seeds: int
     assert found.verdict == verdict
 
 
+@pytest.mark.parametrize("quantity", [{"solved": 0.9, "at_most": 0.6}, {"take": "max", "at_most": 0.3}])
+@pytest.mark.parametrize(
+    ("usual", "later", "verdict"),
+    [(0.1, 0.1, "holds"), (0.1, 0.95, "undecided"), (0.95, 0.1, "undecided"), (0.1, None, "undecided")],
+)
+def test_a_negative_that_is_not_by_seed_needs_longer_training_too(
+    quantity: dict[str, Any], usual: float, later: float | None, verdict: str, folder: Path
+) -> None:
+    rows = rows_of(a={"test/accuracy": usual, "trainer.max_steps": 100})
+    rows += rows_of(a={"test/accuracy": later, "trainer.max_steps": 400}) if later is not None else []
+    (found,) = judge(spec_of(folder, quantity | {"longer": 4}), rows).checks
+    assert found.verdict == (verdict if usual < 0.9 or "solved" in quantity else "fails")
+
+
 def test_classify_fits_a_limit_on_some_cells_and_tests_it_on_the_others(folder: Path) -> None:
     def classify(fit: list[str]) -> Check:
         given = {"x": "x", "learned": 0.9, "over": "mixer.name", "fit": [{"mixer.name": fit}]}
