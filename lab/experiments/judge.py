@@ -83,23 +83,26 @@ class _Judge:
         where = {**check.get("where", {}), **cell}
         try:
             if not self.rows and name in self.recorded:
-                return self._recorded(name, check)
+                return self._recorded(name, check, where)
             if cell and not select(self.rows, where):
                 return None
             return self._measured(name, check, where)
         except UsageError as error:
             if isinstance(error, UnknownColumnError) and name in self.recorded:
-                return self._recorded(name, check)
+                return self._recorded(name, check, where)
             raise UsageError(f"{self.spec.name}: check {name}: {error}") from None
 
-    def _recorded(self, name: str, check: Where) -> Check:
-        """Return the check with the numbers of the record and the region of the spec."""
+    def _recorded(self, name: str, check: Where, where: Where) -> Check:
+        """Return the check with the numbers of the record and the region of the spec.
+
+        If the runs that have a limit's column were not kept, the region is the record's.
+        """
         found = read_check(self.recorded[name])
         try:
-            low, high = region_of(check, self.rows, {})
+            low, high = region_of(check, self.rows, where)
         except UnknownColumnError:
             return found
-        return replace(found, low=low, high=high)
+        return found if math.isnan(low) or math.isnan(high) else replace(found, low=low, high=high)
 
     def _measured(self, name: str, check: Where, where: Where) -> Check:
         metric, rows, after = check.get("metric", "accuracy"), self.rows, []

@@ -215,6 +215,18 @@ def test_a_negative_that_is_not_by_seed_needs_longer_training_too(
     assert found.verdict == (verdict if usual < 0.9 or "solved" in quantity else "fails")
 
 
+def test_a_recorded_check_keeps_the_limit_of_its_cell(folder: Path) -> None:
+    """The record has the numbers of a probe that was not kept; the limit is a column of the runs."""
+    check = {"at_most": {"column": "k"}, "metric": "heads needed", "each": {"mixer.name": ["a", "b"]}}
+    rows = rows_of(a={"k": 1, "heads needed": 3}, b={"k": 4, "heads needed": 3})
+    known = judge(spec_of(folder, check), rows).checks
+    assert [each.verdict for each in known] == ["fails", "holds"]
+    recorded = {each.quantity: check_record(each) for each in known}
+    without = [{key: text for key, text in row.items() if key != "heads needed"} for row in rows]
+    for kept in (without, []):
+        assert judge(spec_of(folder, check), kept, recorded).checks == known
+
+
 def test_classify_fits_a_limit_on_some_cells_and_tests_it_on_the_others(folder: Path) -> None:
     def classify(fit: list[str]) -> Check:
         given = {"x": "x", "learned": 0.9, "over": "mixer.name", "fit": [{"mixer.name": fit}]}
