@@ -125,7 +125,7 @@ class _Judge:
         found: list[Check] = []
         for control in controls_of(check, kind):
             if isinstance(control, str):
-                found += self.checks(control)
+                found += self.checks(control) or [Check(control, math.nan, reason="none of its runs is done")]
             else:
                 inherited = {"metric": check.get("metric", "accuracy"), "name": "the control", **control}
                 found.append(self._measured(inherited["name"], inherited, {**where, **control.get("where", {})}))

@@ -180,6 +180,9 @@ def test_a_check_is_undecided_without_its_control_given_inline_or_by_name(
     for other in ({kind: control}, {kind: [control]}):
         assert judge(spec_of(folder, negative | other), rows).checks[0].verdict == verdict
     assert judge(spec_of(folder, negative | {kind: "other"}, other=control), rows).checks[0].verdict == verdict
+    not_run = {"at_least": 0.9, "each": {"mixer.name": ["x", "y"]}}
+    without_control = judge(spec_of(folder, negative | {kind: "other"}, other=not_run), rows).checks[0].verdict
+    assert without_control == ("fails" if kind == "easier" and hard > 0.3 else "undecided")
 
 
 @pytest.mark.parametrize(
