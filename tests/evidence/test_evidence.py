@@ -46,6 +46,8 @@ from zoo.evidence import (
         (at_least("q", 0.05, 0.1), "fails", "≥ 0.1"),
         (near("q", -1.009, -1, 0.01), "holds", "-1 ± 0.01"),
         (near("q", -1.011, -1, 0.01), "fails", "-1 ± 0.01"),
+        (near("q", 1.022, 1, 0.025), "holds", "1 ± 0.025"),
+        (within("q", 0.14, -0.15, 0.15), "holds", "0 ± 0.15"),
         (within("q", 0.5, 0.25, 0.75), "holds", "0.25 to 0.75"),
         (equals("q", math.nan, 4), "undecided", "= 4"),
         (at_most("q", -math.inf, 4), "holds", "≤ 4"),

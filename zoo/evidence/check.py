@@ -61,7 +61,7 @@ class Check:
             return f"≥ {number(self.low)}"
         middle, room = (self.low + self.high) / 2, (self.high - self.low) / 2
         if room < 0.05 * abs(middle) or middle == 0:
-            return f"{number(middle)} ± {room:.1g}"
+            return f"{number(middle)} ± {number(room, 3)}"
         return f"{number(self.low)} to {number(self.high)}"
 
     @property
