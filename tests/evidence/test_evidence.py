@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -78,6 +79,12 @@ def test_a_check_of_samples_or_an_estimate_uses_its_interval(measured: Any, verd
     assert (check.verdict, check.interval_text) == (verdict, known)
     assert check.seeds == (tuple(range(len(measured))) if isinstance(measured, list) else ())
     assert bool(check.reason) == (known == "–")
+
+
+def test_without_the_number_of_a_seed_there_is_no_median() -> None:
+    for order in itertools.permutations([0.1, 0.5, math.nan]):
+        assert math.isnan(at_least("q", dict(enumerate(order)), 0.9).value)
+    assert at_least("q", {0: 0.1, 1: 0.5}, 0.9).value == 0.3
 
 
 def test_pairs_share_their_seeds() -> None:

@@ -24,7 +24,7 @@ class Check:
 
     Attributes:
         quantity: name of the quantity.
-        value: measured value; for samples their median.
+        value: measured value; for samples their median, NaN if a sample is NaN.
         low: smallest predicted value.
         high: largest predicted value.
         interval: 95 % interval of the value; None if the value is exact, or the samples do not allow one.
@@ -84,7 +84,8 @@ def within(quantity: str, measured: Measured, low: Number = -math.inf, high: Num
     elif len(seeds) < FEWEST_SEEDS:
         reason = f"{count(len(seeds), 'seed')}, but an interval needs {FEWEST_SEEDS}"
     if reason:
-        return Check(quantity, median(measured.values()) if seeds else math.nan, low, high, None, seeds, reason)
+        is_known = seeds and not any(map(math.isnan, measured.values()))  # NaN has no order
+        return Check(quantity, median(measured.values()) if is_known else math.nan, low, high, None, seeds, reason)
     found = of_median(list(measured.values()))
     return Check(quantity, found.value, low, high, found[1:], seeds)
 
