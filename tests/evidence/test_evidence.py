@@ -148,6 +148,13 @@ def test_a_record_reads_back_and_its_section_has_each_check() -> None:
     assert "](made_up.png)" in text
 
 
+@pytest.mark.parametrize("measured", [0.5, {}, dict.fromkeys(range(5), 0.5), Estimate(0.5, 0.4, 0.6)])
+def test_a_limit_that_is_not_a_number_decides_nothing_also_when_read_back(measured: Measured) -> None:
+    for check in (at_least("q", measured, math.nan), near("q", measured, math.nan, 0.1)):
+        back = page.read_check(json.loads(json.dumps(page.check_record(check))))
+        assert (check.verdict, back.verdict, bool(back.reason)) == ("undecided", "undecided", True)
+
+
 @pytest.mark.parametrize(
     ("call", "package"),
     [

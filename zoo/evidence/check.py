@@ -73,7 +73,10 @@ class Check:
 
 
 def within(quantity: str, measured: Measured, low: Number = -math.inf, high: Number = math.inf) -> Check:
-    """Check that the measurement lies in [low, high]."""
+    """Check that the measurement lies in [low, high]; undecided if an end is NaN, such as the limit of a lost run."""
+    if math.isnan(low) or math.isnan(high):  # a record cannot distinguish it from an open end: it needs a reason
+        found = within(quantity, measured)
+        return replace(found, low=low, high=high, reason=found.reason or "its predicted limit is not a number")
     if isinstance(measured, Estimate):
         return Check(quantity, measured.value, low, high, measured[1:])
     if not isinstance(measured, Mapping):
