@@ -185,7 +185,10 @@ def quantity(check: Mapping[str, Any], rows: Sequence[Row], where: Mapping[str, 
             taken = {key: check[key] for key in ("take", "over", "learned") if key in check}
             return operand(rows, taken, where, metric)
         case "diff" | "ratio" | "share":
-            return by_seed(_OF_SEEDS[verb], *(operand(rows, each, where, metric) for each in check[verb]))
+            operands = [operand(rows, each, where, metric) for each in check[verb]]
+            if not any(isinstance(each, Mapping) for each in operands):  # exact numbers, such as those of take
+                return _OF_SEEDS[verb](*operands)
+            return by_seed(_OF_SEEDS[verb], *operands)
         case "solved" if chosen:
             return of_share(sum(number_of(row, metric) >= check[verb] for row in chosen), len(chosen))
         case "lead":

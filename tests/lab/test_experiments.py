@@ -98,6 +98,7 @@ CELLS = {f"m{n}": {"test/accuracy": 0.95 if n > 4 else 0.2, "x": 10.0**n, "n": n
         ({"sooner": [{"mixer.name": "a"}, {"mixer.name": "b"}]}, TIMES, 0.84, None),  # 20 of 25 pairs, and 2 ties
         ({"take": "min", "over": "mixer.name"}, TWO, 0.3, (0.1, 0.5)),
         ({"take": "median"}, TWO, 0.55, None),
+        ({"ratio": [{"take": "max", "mixer.name": each} for each in "ab"]}, TWO, 1.8, None),
         ({"take": "max", "over": "mixer.name", "metric": "v"}, SPREAD, 5, (4, 6)),  # rows without an accuracy
         ({"take": "max", "over": "mixer.name", "learned": 0.9, "metric": "n"}, CELLS, 9, (9, 9)),
         ({"solved": 0.5}, TWO, 0.6, (0.2624, 0.8784)),  # six of ten, Clopper-Pearson
