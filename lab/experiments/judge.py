@@ -190,7 +190,10 @@ def quantity(check: Mapping[str, Any], rows: Sequence[Row], where: Mapping[str, 
                 return _OF_SEEDS[verb](*operands)
             return by_seed(_OF_SEEDS[verb], *operands)
         case "solved" if chosen:
-            return of_share(sum(number_of(row, metric) >= check[verb] for row in chosen), len(chosen))
+            scores = [number_of(row, metric) for row in chosen]
+            if any(map(math.isnan, scores)):
+                return math.nan
+            return of_share(sum(score >= check[verb] for score in scores), len(scores))
         case "lead":
             led = by_seed(_OF_SEEDS["diff"], *(operand(rows, each, where, metric) for each in check[verb]))
             return of_shift([*led.values()]) if len(led) >= FEWEST_SEEDS else math.nan

@@ -259,6 +259,7 @@ def test_cells_without_the_number_are_ignored_by_superiority_and_classify(folder
         {"lead": [{"mixer.name": "a"}, {"mixer.name": "b"}]},
         {"take": "min", "over": "mixer.name"},
         {"take": "median"},
+        {"solved": 0.0},
         {"spearman": {"x": "chance", "y": "accuracy", "over": "mixer.name"}},  # needs five cells
     ],
 )
