@@ -116,6 +116,8 @@ class _Judge:
             measured, majority = classified(check["classify"], select(rows, where), metric)
             low = max(low, majority)
         found = within(name, measured, low, high)
+        if "solved" in check:
+            found = replace(found, seeds=_distinct_seeds(select(rows, where)))
         if "longer" in check:
             found = _also_longer(found, measured, quantity(check, after, where, metric), check["longer"])
         premises, controls = (self._controls(check, kind, where) for kind in ("given", "easier"))
@@ -137,6 +139,12 @@ def _name(key: str, check: Where, cell: Where) -> str:
     if "name" in check:
         return re.sub(r"\{([^}]*)\}", lambda found: plain(cell[found[1]]), check["name"])
     return f"{key}: {describe(cell)}" if cell else key
+
+
+def _distinct_seeds(rows: Sequence[Row]) -> tuple[int, ...]:
+    """Return the seeds of runs with one run per seed, so that a share of the runs is one of the seeds; else empty."""
+    seeds = {int(row["seed"]) for row in rows}
+    return tuple(sorted(seeds)) if len(seeds) == len(rows) else ()
 
 
 def region_of(check: Where, rows: Sequence[Row], where: Where) -> Region:

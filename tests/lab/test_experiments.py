@@ -231,6 +231,15 @@ def test_a_recorded_check_keeps_the_limit_of_its_cell(folder: Path) -> None:
         assert judge(spec_of(folder, check), kept, recorded).checks == known
 
 
+def test_a_share_is_of_the_seeds_of_its_own_runs(folder: Path) -> None:
+    """The page shows 2 of 3 seeds, also if other runs of the experiment have more seeds."""
+    check = {"at_most": 1, "solved": 0.5, "where": {"mixer.name": "a"}}
+    (found,) = judge(spec_of(folder, check), rows_of(a=[0.1, 0.2, 0.9, 0.8, 0.1], b=0.1)[2:]).checks
+    assert (found.seeds, Pages({}).jinja.filters["seeds"](found)) == ((2, 3, 4), "2 of 3 seeds")
+    (pooled,) = judge(spec_of(folder, check | {"where": {}}), rows_of(a=1.0, b=0.1)).checks
+    assert pooled.seeds == ()
+
+
 def test_classify_fits_a_limit_on_some_cells_and_tests_it_on_the_others(folder: Path) -> None:
     def classify(fit: list[str]) -> Check:
         given = {"x": "x", "learned": 0.9, "over": "mixer.name", "fit": [{"mixer.name": fit}]}
