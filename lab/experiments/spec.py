@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -129,6 +130,8 @@ def read_spec(name: str, setting: str | None = None, kind: str = "experiment") -
     checks: dict[str, Any] = given["checks"] or {}
     for key, check in checks.items():
         _check_check(f"{file}: check {key}", check, checks)
+    for key in checks:
+        _check_controls(f"{file}: check {key}", checks, [key])
     texts = {key: text_of(given[key]) for key in ("question", "source", "refuted_by", "found", "effect", "recipe")}
     kept = {"checks": checks, "plots": plots, "published": given["published"] or ()}
     return Spec(experiment, **texts, probes=tuple(given["probes"] or ()), **kept)
@@ -141,12 +144,35 @@ def _check_check(source: str, check: Any, others: Mapping[str, Any]) -> None:
         if not least <= sum(key in check for key in kinds) <= 1:
             wanted = "exactly one" if least else "at most one"
             raise UsageError(f"{source}: give {wanted} of {', '.join(kinds)}")
-    for control in (each for kind in CONTROLS for each in controls_of(check, kind)):
+    for column in re.findall(r"\{([^}]*)\}", str(check.get("name", ""))):
+        if any(column not in cell for cell in cells_of(check)):
+            raise UsageError(f"{source}: the name has {{{column}}}, but `each` does not give a value for it")
+    for control in _controls(check):
         if isinstance(control, str):
             if control not in others:
                 raise UsageError(f"{source}: {unknown('check', control, others)}")
         else:
             _check_check(f"{source}: control", control, others)
+            if "each" in control:
+                raise UsageError(f"{source}: an inline control cannot have `each`: make it a check, and give its key")
+
+
+def _check_controls(source: str, checks: Mapping[str, Any], path: Sequence[str]) -> None:
+    """Check that no check is among its own controls, directly or through others; `path` leads to its last check."""
+    for control in _named_controls(checks[path[-1]]):
+        if control in path:
+            raise UsageError(f"{source}: a check cannot be its own control: {' > '.join([*path, control])}")
+        _check_controls(source, checks, [*path, control])
+
+
+def _named_controls(check: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the keys of the checks that are controls of a check or of its inline controls."""
+    for control in _controls(check):
+        yield from [control] if isinstance(control, str) else _named_controls(control)
+
+
+def _controls(check: Mapping[str, Any]) -> Iterator[str | Mapping[str, Any]]:
+    return (each for kind in CONTROLS for each in controls_of(check, kind))
 
 
 def verb_of(check: Mapping[str, Any]) -> str | None:
