@@ -108,9 +108,16 @@ def select(rows: Sequence[Row], where: Where) -> list[Row]:
 
 
 def _meets(text: str, wanted: Any) -> bool:
-    """Return whether a text meets a condition: a value, one of several, none of several, or a comparison."""
+    """Return whether a text meets a condition: a value, one of several, none of several, or a comparison.
+
+    Raises:
+        UsageError: a mapping other than `{not: ...}`.
+    """
     if isinstance(wanted, Mapping):
-        return not any(_meets(text, each) for each in wanted["not"])
+        if wanted.keys() != {"not"}:
+            raise UsageError(f"a condition is a value, a list, or {{not: [...]}}, got {dict(wanted)}")
+        others = wanted["not"]
+        return not any(_meets(text, each) for each in (others if isinstance(others, list) else [others]))
     if isinstance(wanted, str) and (found := re.fullmatch(r"([<>]=?) *(\S+)", wanted)):
         return bool(_COMPARED[found[1]](_number(text), float(found[2])))
     if text == plain(wanted):

@@ -107,6 +107,7 @@ CELLS = {f"m{n}": {"test/accuracy": 0.95 if n > 4 else 0.2, "x": 10.0**n, "n": n
         ({"variance_ratio": {"over": "mixer.name"}, "metric": "v"}, SPREAD, 7.8, None),  # F = 40, (40 - 1) / 5
         ({"where": {"mixer.name": ["a", "c"]}}, TWO, 0.75, (0.6, 0.9)),
         ({"where": {"mixer.name": {"not": ["b"]}}}, TWO, 0.75, (0.6, 0.9)),
+        ({"where": {"mixer.name": {"not": "bb"}}}, {"a": TWO["a"], "bb": TWO["b"]}, 0.75, (0.6, 0.9)),
         ({"where": {"x": "> 1e8"}, "metric": "n"}, CELLS, 9, (9, 9)),
         ({"where": {"x": "least"}, "metric": "n"}, CELLS, 0, (0, 0)),
     ],
@@ -296,6 +297,11 @@ def test_a_correlation_needs_five_cells_and_a_run_that_never_learns_has_no_speed
     first, *_, last = rows_of(**cells)
     assert [number_of(first, each) for each in ("speed", "steps")] == [0, 1000]
     assert number_of(last, "speed") == pytest.approx(1 / 992)
+
+
+def test_a_condition_that_is_another_mapping_is_refused(folder: Path) -> None:
+    with refused("check: a condition is .* got {'nott': 'b'}"):
+        judge(spec_of(folder, {"at_least": 0, "where": {"mixer.name": {"nott": "b"}}}), rows_of(**TWO))
 
 
 def test_scores_at_other_lengths_are_metrics(folder: Path) -> None:
