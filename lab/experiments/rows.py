@@ -102,7 +102,8 @@ def select(rows: Sequence[Row], where: Where) -> list[Row]:
     for key, value in extremes.items():
         if chosen:
             name = column(chosen[0], key)
-            end = _EXTREMES[value](_number(row[name]) for row in chosen)
+            numbers = [each for row in chosen if not math.isnan(each := _number(row[name]))]
+            end = _EXTREMES[value](numbers, default=math.nan)
             chosen = [row for row in chosen if _number(row[name]) == end]
     return chosen
 

@@ -110,6 +110,7 @@ CELLS = {f"m{n}": {"test/accuracy": 0.95 if n > 4 else 0.2, "x": 10.0**n, "n": n
         ({"where": {"mixer.name": {"not": "bb"}}}, {"a": TWO["a"], "bb": TWO["b"]}, 0.75, (0.6, 0.9)),
         ({"where": {"x": "> 1e8"}, "metric": "n"}, CELLS, 9, (9, 9)),
         ({"where": {"x": "least"}, "metric": "n"}, CELLS, 0, (0, 0)),
+        ({"where": {"x": "most"}, "metric": "n"}, {"none": {"x": "", "n": 0}} | CELLS, 9, (9, 9)),
     ],
 )
 def test_the_value_and_interval_of_a_check_equal_those_by_hand(
