@@ -71,7 +71,8 @@ def read_listed(spec: Spec, run_dir: Path, kept: Path, stored: Mapping[str, Any]
 def _read_sweep(spec: Spec, folder: Path) -> Listed:
     index = _read(folder / INDEX)
     entries = [entry for entry in index["runs"] if entry["kind"] == "run"]
-    stages = [stage for entry in index["runs"] for stage in read_rungs(folder / entry["folder"])]
+    # The seconds at a rung include those up to the rungs before.
+    trials = [[stage.get("seconds") or 0.0 for stage in read_rungs(folder / each["folder"])] for each in index["runs"]]
     done = {(folder / entry["folder"]).resolve() for entry in entries if entry["state"] == "done"}
     # The folder may also hold runs of an earlier grid: the index lists the runs that count.
     runs = [run for run in read_runs(folder) if run.folder in done] if done else []
@@ -86,7 +87,7 @@ def _read_sweep(spec: Spec, folder: Path) -> Listed:
         # With the flags that override the file, but without --run_dir.
         "command": re.sub(r" --run_dir[ =]('[^']*'|\S+)", "", f"python {index['command']}"),
         "seconds": sum((mark["seconds"] for mark in marks), 0.0),
-        "trial_seconds": sum((stage.get("seconds") or 0.0 for stage in stages), 0.0),
+        "trial_seconds": sum((max(seconds, default=0.0) for seconds in trials), 0.0),
         "saved": _saved(runs),
     }
     missing = tuple(str(entry["folder"]) for entry in entries if entry["state"] != "done")

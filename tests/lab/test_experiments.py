@@ -604,7 +604,7 @@ def test_a_sweep_is_judged_and_later_judged_again_from_its_csv(
     first = read_records(folder / "out" / "results.json")["own"]
     assert [check["value"] for check in first["checks"]] == [1.0, 0.5]
     assert (first["seeds"], first["commits"]) == ([0, 1, 2, 3, 4, 5], ["012345678"])
-    assert (first["seconds"], first["trial_seconds"], first["changed_after"]) == (120, 36, False)
+    assert (first["seconds"], first["trial_seconds"], first["changed_after"]) == (120, 24, False)
     assert (folder / "out" / "figures" / "results_own.png").read_bytes().startswith(b"\x89PNG")
     page = (folder / "out" / "results.md").read_text(encoding="utf-8")
     assert all(part in page for part in ("Does it?", "Attention has 1.0.", "sweep.py own.yaml", "Dropped"))
