@@ -39,7 +39,7 @@ class Listed:
     Attributes:
         text: CSV with a line per run; empty if it was not kept.
         origin: seeds, machine, dates, commits, command, seconds, share of the steps saved by early stopping.
-        missing: folders of planned runs that are not done.
+        missing: folders of planned runs that are not done, and configurations without a tuned value.
         fresh: whether the runs come from a sweep's folder.
     """
 
@@ -91,6 +91,7 @@ def _read_sweep(spec: Spec, folder: Path) -> Listed:
         "saved": _saved(runs),
     }
     missing = tuple(str(entry["folder"]) for entry in entries if entry["state"] != "done")
+    missing += tuple(f"{each} (no trial was picked)" for each in index.get("unpicked", ()))
     # Options in conditions need a column even while the runs do not differ in them yet.
     cells = [each for table in spec.published for each in (table.get("where", {}), *table["cells"].values())]
     named = {key for cell in cells for key in cell if key.startswith(("mixer.", "task."))}

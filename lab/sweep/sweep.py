@@ -375,7 +375,10 @@ class Sweep:
         return next((leak for each in folders if (leak := read_fields(each / ENVIRONMENT).get(LEAK))), "")
 
     def write_index(self) -> None:
-        """Write `sweep.json`: the request, and each run with its options, folder, state and sizes."""
+        """Write `sweep.json`: the request, and each run with its options, folder, state and sizes.
+
+        A configuration has no runs until a trial is picked; "unpicked" lists these configurations.
+        """
         runs = []
         for point in self.grid.points:
             scores = dict.fromkeys((self._judged_by(point)[0], "loss")) if point.trials else {}
@@ -399,6 +402,7 @@ class Sweep:
             "match": experiment.match,
             "varying": self.varying,
             "left_out": self.grid.left_out,
+            "unpicked": [label(point.configuration.options) for point in self.grid.points if point.chosen is None],
             "runs": runs,
         }
         write_atomically(self.folder / INDEX, as_json(index))

@@ -619,6 +619,16 @@ def test_a_sweep_is_judged_and_later_judged_again_from_its_csv(
     assert read_records(folder / "out" / "results.json")["own"]["changed_after"]
 
 
+def test_a_configuration_whose_trials_all_failed_is_missing(folder: Path) -> None:
+    write(folder, OWN)
+    leave_runs(folder / "runs", {"lstm": 0.5, "attention": 1.0}.get)  # type: ignore[arg-type]
+    index = folder / "runs" / "own" / "small" / "sweep.json"
+    index.write_text(json.dumps(json.loads(index.read_text("utf-8")) | {"unpicked": ["gru needle"]}), "utf-8")
+    assert command.main(["own", "--run_dir", str(folder / "runs"), "--out", str(folder / "out")]) == 3
+    found = read_records(folder / "out" / "results.json")["own"]
+    assert (found["verdict"], found["missing"]) == ("undecided", ["gru needle (no trial was picked)"])
+
+
 def test_without_names_all_experiments_with_runs_are_judged(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("another", "own", "yet_another"):
         write(folder, OWN, name)

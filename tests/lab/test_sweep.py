@@ -681,6 +681,8 @@ def test_halving_trains_each_trial_once_and_stops_diverged_ones(
     assert "rnn: picked lr=0.001 by validation on seed 0 after 1 of the steps among 3" in printed
     assert "no trial beats guessing in 1 of 3 configurations" in printed
     runs = runs_of(tmp_path / "halved")
+    (unpicked,) = json.loads((tmp_path / "halved" / "sweep.json").read_text(encoding="utf-8"))["unpicked"]
+    assert unpicked.startswith("lstm ")
     reached = {(run["options"]["mixer"], run["options"]["lr"]): [at["rung"] for at in run["rungs"]] for run in runs}
     assert [reached["gru", lr] for lr in (0.0001, 0.001, 0.01, 0.03)] == [[0.5], [0.25, 0.5], [0.25, 0.5], [0.25]]
     assert [reached["rnn", lr] for lr in (0.001, 0.01, 0.03)] == [[0.25, 0.5, 1.0]] * 3
