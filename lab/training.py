@@ -341,8 +341,8 @@ class Session:
                 for trained in (task, *(segment.task for segment in data.segments if segment.share)):
                     model.backbone.require_choice(trained.spec.seq_len)
             self.progress = command.trainer["enable_progress_bar"] is not False
-            self.throughput, self.curve = training.Throughput(), training.ValidationCurve(model.score_name)
             score = "perplexity" if task.spec.perplexity else model.score_name
+            self.throughput, self.curve = training.Throughput(), training.ValidationCurve(score)
             measuring = [self.throughput, self.curve, self.elapsed]
             per_epoch = data.n_rows()["n_train"] // config["batch_size"]
             self.trainer = build_trainer(command, folder, measuring, score, self.step, per_epoch)
@@ -411,8 +411,7 @@ class Session:
             metrics: Metrics = {split: {"accuracy": None, "loss": None, **results.get(split, {})} for split in splits}
             if test:
                 metrics["test"] |= self._test_at_lengths() | self._test_segments()
-        score, points, early = self.model.score_name, self.curve.points | trained_points, self.stopped_early
-        goal = None if self.data.task.spec.perplexity else level(score, self.data.chance)
+        score, points, early = self.curve.score, self.curve.points | trained_points, self.stopped_early
         return metrics | {
             "chance": self.data.chance,
             **({} if self.data.is_mixture else self.data.task.floors()),
@@ -420,7 +419,7 @@ class Session:
             "state_bytes": self.state_bytes,
             "tokens_per_second": self.throughput.tokens_per_second,
             "curve": {str(step): value for step, value in points.items()},
-            "steps_to_90": first_at(points, score, goal),
+            "steps_to_90": first_at(points, score, level(score, self.data.chance)),
             "converged": (early and not self.out_of_time) or has_converged(points, score),
             "stopped_early": early,
             "step": int(read_checkpoint(checkpoint)["global_step"]),

@@ -21,7 +21,8 @@ Metrics: TypeAlias = dict[str, Any]
 
 "curve" is the score of each validation by step. "steps_to_90" is the first step whose validation reached 90 % of the
 way from chance to a perfect score. A run has "converged" if the last quarter of its steps gained less than 0.01, or if
-a callback stopped it early. "step" is the step of the weights that were tested.
+a callback stopped it early; for a perplexity it is None unless a callback did. "step" is the step of the weights that
+were tested.
 
 A run that has not been tested has no "test".
 """

@@ -43,7 +43,7 @@ from zoo.errors import UsageError
 from zoo.evidence.interval import FEWEST_SCORES, FEWEST_SEEDS, FEWEST_TASKS, of_interquartile_mean, of_median
 from zoo.registry import MIXERS
 from zoo.report.files import as_json, read_json, write_all
-from zoo.report.numbers import count, duration
+from zoo.report.numbers import NOTHING, count, duration
 from zoo.report.page import LISTED, Column, Section, as_markdown, render
 from zoo.report.plots import as_png, look_of
 from zoo.report.terminal import Parser, make_console, make_table, say
@@ -256,8 +256,8 @@ def _at_budget(steps: int) -> Column:
 CONVERGED = Column(
     "converged",
     "runs that solved their task, or gained less than 0.01 in the last quarter of their steps",
-    lambda row: f"{sum(bool(run.metrics['converged']) for run in row.judged)} of {len(row.judged)}",
-    value=lambda row: sum(bool(run.metrics["converged"]) for run in row.judged),
+    lambda row: f"{sum(found)} of {len(found)}" if (found := row.values("converged")) else NOTHING,
+    value=lambda row: sum(found) if (found := row.values("converged")) else None,
     more_first=True,
 )
 TIME = Column(

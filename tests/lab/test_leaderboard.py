@@ -22,6 +22,7 @@ from lab.view.cells import ALL, FILE, in_order, read_cells, task_names
 from lab.view.leaderboard import PICTURE, SORTABLE, STORED, Leaderboard, groups_of, overview
 from tests import error_line, refused
 from zoo.registry import MIXERS
+from zoo.report.numbers import NOTHING
 from zoo.report.page import as_markdown
 
 
@@ -112,8 +113,12 @@ def test_rows_and_columns_fill_evenly_and_empty_cells_come_first() -> None:
 
 
 def test_numbers_are_medians_and_the_interval_needs_five_seeds() -> None:
-    def cells(*scores: float, steps: tuple[int | None, ...] = ()) -> dict[str, str]:
+    def cells(
+        *scores: float, steps: tuple[int | None, ...] = (), converged: tuple[bool | None, ...] = ()
+    ) -> dict[str, str]:
         found = record("lstm", "mqar", *scores)
+        for run, each in zip(found["runs"], converged, strict=False):
+            run["converged"] = each
         for run, each in zip(found["runs"], steps, strict=False):
             run["steps_to_90"] = each
         (group,) = groups_of([found], ["mqar"])
@@ -126,6 +131,8 @@ def test_numbers_are_medians_and_the_interval_needs_five_seeds() -> None:
     assert (five["window (octaves)"], five["lr"], five["time of the runs"]) == ("≥ 1.7", "0.01", "10 s")
     assert (five["guess without order"], five["solved"], five["converged"]) == ("0.06", "0 of 5", "5 of 5")
     assert five["at 1,200"] == "0.80"
+    assert cells(0.5, 0.7, converged=(True, False))["converged"] == "1 of 2"
+    assert cells(0.5, 0.7, converged=(None, None))["converged"] == NOTHING  # perplexities
     assert "steps to 90 %" not in cells(0.5, 0.7, 0.6, steps=(None, None, 100))  # an empty column
 
 

@@ -229,6 +229,13 @@ def test_a_run_in_epochs_on_several_devices_is_validated_five_times() -> None:
     assert train.usual_interval(trainer, per_epoch=20) == 4
 
 
+def test_the_curve_has_the_score_that_judges_the_task(tmp_path: Path) -> None:
+    text = RUNS.without("--task.n_pairs", "--task.vocab_size")
+    found = metrics(text.trained(tmp_path, "--task", "lano", "--task.n_levels", "2"))
+    assert min(found["curve"].values()) == pytest.approx(found["val"]["perplexity"])
+    assert (found["steps_to_90"], found["converged"]) == (None, None)
+
+
 def test_a_run_too_short_to_validate_still_has_a_best_checkpoint(tmp_path: Path) -> None:
     path = trained(tmp_path, "--trainer.max_steps", "1")
     assert metrics(path)["step"] == 1
