@@ -39,12 +39,15 @@ BASELINE = "guess without order"
 
 
 def median_steps(values: Sequence[Number], of: int) -> Number | None:
-    """Return the median number of steps to a level; None unless more than half of all `of` runs reached it.
+    """Return the median number of steps to a level over all `of` runs; None unless more than half of them reached it.
+
+    A run that never reaches it counts as slower than all others.
 
     >>> median_steps([300, 400, 500], of=5), median_steps([300], of=5)
-    (400, None)
+    (500, None)
     """
-    return statistics.median(values) if 2 * len(values) > of else None
+    never = [math.inf] * (of - len(values))
+    return statistics.median([*values, *never]) if 2 * len(values) > of else None
 
 
 def fact_text(name: str, values: Sequence[Number], score: str, n_runs: int) -> str:

@@ -127,7 +127,7 @@ def test_numbers_are_medians_and_the_interval_needs_five_seeds() -> None:
 
     assert cells(0.5, 0.7, 0.6)["accuracy"] == "0.60"
     five = cells(0.5, 0.7, 0.65, 0.8, 0.9, steps=(None, 100, 100, 200, 300))
-    assert (five["accuracy"], five["seeds"], five["steps to 90 %"]) == ("0.70 [0.50, 0.90]", "5", "150")
+    assert (five["accuracy"], five["seeds"], five["steps to 90 %"]) == ("0.70 [0.50, 0.90]", "5", "200")
     assert (five["window (octaves)"], five["lr"], five["time of the runs"]) == ("≥ 1.7", "0.01", "10 s")
     assert (five["guess without order"], five["solved"], five["converged"]) == ("0.06", "0 of 5", "5 of 5")
     assert five["at 1,200"] == "0.80"

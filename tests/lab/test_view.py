@@ -340,7 +340,8 @@ def test_chance_is_in_the_unit_of_the_score_and_steps_need_most_seeds() -> None:
     assert cell("chance", chance=[0.25]) == "0.2500"
     assert cell("chance", "perplexity", chance=[0.17]) == NOTHING
     assert cell("chance", "relative_squared_error", chance=[None]) == "1"  # predicting the mean
-    assert cell("steps to 90 %", steps_to_90=[200, 300, 700, None, None]) == "300"
+    assert cell("steps to 90 %", steps_to_90=[200, 300, 700, None, None]) == "700"  # the third of five
+    assert cell("steps to 90 %", steps_to_90=[200, 300, 700, None]) == "500"
     assert cell("steps to 90 %", steps_to_90=[200, None], params=[1, 1]) == NOTHING
     assert cell("parameters", params=[100, 101]) == "100"
 
