@@ -404,6 +404,6 @@ def origin(records: Sequence[Record]) -> str:
     highest = max(map(float, read_experiment(FILE, task_names()[0]).tune[RATE]))
     at_end = sum(record["lr"] >= highest for record in records)
     made = f"{count(len(records), 'cell')}, {of_code}; {'; '.join(sorted(machines))}."
-    ends = f"In {at_end} of them tuning picked the largest rate of the grid; a larger one might score higher."
+    ends = f"In {at_end} of them tuning picked the largest rate of the grid, or one beyond it."
     absent = [name for name in MIXERS if name not in {record["mixer"] for record in records}]
     return " ".join([made, ends, *([f"No cell yet: {', '.join(absent)}."] if absent else [])])
