@@ -136,6 +136,12 @@ def test_a_verdict_and_the_exit_status_follow_from_the_checks(
     assert exit_status([]) == 0
 
 
+def test_zero_is_drawn_at_the_lowest_value_of_a_logarithmic_axis() -> None:
+    panel = Panel("t", "x", "y", (Curve("a", (0.0, 0.1), (0.0, 0.1)),), log_x=True, lowest=1e-9)
+    (axes,) = page.panels_figure([panel]).axes
+    assert [list(values) for values in axes.lines[0].get_data()] == [[1e-9, 0.1]] * 2
+
+
 def test_a_record_reads_back_and_its_section_has_each_check() -> None:
     verdict = verdict_of(1.0, math.nan)
     record = json.loads(json.dumps(page.verdict_record(verdict)))

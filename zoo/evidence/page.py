@@ -196,13 +196,16 @@ def panels_figure(panels: Sequence[Panel], n_rows: int = 1) -> Figure:
 def _draw(axes: Axes, panel: Panel) -> None:
     looks, across = _looks(panel), bool(panel.x_names)  # long names are horizontal, on the vertical axis
     for curve in panel.curves:
-        y = [max(value, panel.lowest) for value in curve.y] if panel.log_y else curve.y
+        x, y = (
+            [max(value, panel.lowest) for value in values] if log else values
+            for values, log in ((curve.x, panel.log_x and not across), (curve.y, panel.log_y))
+        )
         style = _STYLES[curve.style]
         look = style | looks[curve.label]
         look |= {} if style["linestyle"] == "-" else {"linestyle": style["linestyle"]}
         look |= {} if style.get("marker") == "o" else {"marker": style.get("marker")}
         look |= style if curve.style == "beneath" else {}
-        axes.plot(*((y, curve.x) if across else (curve.x, y)), label=curve.label, **look)
+        axes.plot(*((y, x) if across else (x, y)), label=curve.label, **look)
         if across and len({*curve.x}) == 1:
             axes.plot(statistics.median(curve.y), curve.x[0], marker="|", markersize=22, color=look["color"])
         if curve.ends:
@@ -211,9 +214,9 @@ def _draw(axes: Axes, panel: Panel) -> None:
                 for ends in zip(*curve.ends, strict=True)
             )
             if curve.style == "points":
-                axes.vlines(curve.x, low, high, color=look["color"], alpha=0.4, linewidth=1)
+                axes.vlines(x, low, high, color=look["color"], alpha=0.4, linewidth=1)
             else:
-                axes.fill_between(curve.x, low, high, color=look["color"], alpha=0.15, linewidth=0)
+                axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
     axes.set_title(panel.title)
     if across:
         axes.set(xlabel=panel.y_label, xscale="log" if panel.log_y else "linear")
@@ -225,7 +228,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
     if panel.log_x:
         axes.set_xscale("log")
-        places = sorted({x for curve in panel.curves for x in curve.x})
+        places = sorted({max(x, panel.lowest) for curve in panel.curves for x in curve.x})
         gaps = [math.log(high / low) for low, high in itertools.pairwise(places)]
         if len(places) <= _MOST_TICKS and min(gaps, default=1.0) >= _LEAST_GAP * sum(gaps):
             # The default ticks, powers of ten, would miss them.
