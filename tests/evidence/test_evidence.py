@@ -136,6 +136,12 @@ def test_a_verdict_and_the_exit_status_follow_from_the_checks(
     assert exit_status([]) == 0
 
 
+def test_a_curve_without_points_is_not_named() -> None:
+    panel = Panel("t", "x", "y", (Curve("a", (1, 2), (1, 2)), Curve("none", (), ())))
+    (axes,) = page.panels_figure([panel]).axes
+    assert [text.get_text() for text in axes.texts] == ["a"]
+
+
 def test_zero_is_drawn_at_the_lowest_value_of_a_logarithmic_axis() -> None:
     panel = Panel("t", "x", "y", (Curve("a", (0.0, 0.1), (0.0, 0.1)),), log_x=True, lowest=1e-9)
     (axes,) = page.panels_figure([panel]).axes

@@ -177,6 +177,8 @@ def _name_beside(axes: Axes) -> list[Any]:
     into_axes, beside, others = (axes.transData + axes.transAxes.inverted()).transform, [], []
     for line in axes.get_lines():
         name, points = _named(line), into_axes(line.get_xydata())
+        if not len(points):  # such as a curve of runs that all lack the number
+            continue
         x, y = map(float, points[-1])
         if name and x >= _NEAR_THE_EDGE:
             beside.append((round(y, 2), float(points[:, 1].mean()), (x, y), line, name))
