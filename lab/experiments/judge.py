@@ -204,7 +204,8 @@ def quantity(check: Mapping[str, Any], rows: Sequence[Row], where: Mapping[str, 
             return of_share(sum(score >= check[verb] for score in scores), len(scores))
         case "lead":
             led = by_seed(_OF_SEEDS["diff"], *(operand(rows, each, where, metric) for each in check[verb]))
-            return of_shift([*led.values()]) if len(led) >= FEWEST_SEEDS else math.nan
+            enough = len(led) >= FEWEST_SEEDS and all(map(math.isfinite, led.values()))
+            return of_shift([*led.values()]) if enough else led  # the check of these seeds has the reason
         case "sooner":
             one, other = (select(rows, {**where, **each}) for each in check[verb])
             return of_superiority(*([number_of(row, "speed") for row in each] for each in (one, other)))

@@ -281,6 +281,14 @@ def test_a_missing_number_of_any_seed_leaves_a_check_undecided(check: dict[str, 
     assert (found.verdict, math.isnan(found.value) or found.reason != "") == ("undecided", True)
 
 
+@pytest.mark.parametrize(("pairs", "reason"), [(3, "3 seeds, but an interval needs 5"), (5, "no number for seed 4")])
+def test_a_lead_that_cannot_be_measured_has_a_reason(pairs: int, reason: str, folder: Path) -> None:
+    check = {"at_least": 0, "lead": [{"mixer.name": "a"}, {"mixer.name": "b"}]}
+    rows = rows_of(a=LATER, b=[*GROWING[:4], ""])
+    (found,) = judge(spec_of(folder, check), rows[: 5 + pairs]).checks
+    assert (found.verdict, found.reason, found.interval_text) == ("undecided", reason, "–")
+
+
 def test_a_ratio_to_zero_and_groups_of_unequal_size_are_undecided(folder: Path) -> None:
     check = {"at_least": 0, "ratio": [{"mixer.name": "a"}, {"mixer.name": "b"}]}
     zero = rows_of(a=0.5, b=[0.1, 0.2, 0.0, 0.3, 0.4])
