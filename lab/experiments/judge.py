@@ -20,6 +20,7 @@ from lab.experiments.rows import (
     median_of,
     number_of,
     operand,
+    reaches,
     samples,
     select,
 )
@@ -201,7 +202,7 @@ def quantity(check: Mapping[str, Any], rows: Sequence[Row], where: Mapping[str, 
             scores = [number_of(row, metric) for row in chosen]
             if any(map(math.isnan, scores)):
                 return math.nan
-            return of_share(sum(score >= check[verb] for score in scores), len(scores))
+            return of_share(sum(reaches(metric, score, check[verb]) for score in scores), len(scores))
         case "lead":
             led = by_seed(_OF_SEEDS["diff"], *(operand(rows, each, where, metric) for each in check[verb]))
             enough = len(led) >= FEWEST_SEEDS and all(map(math.isfinite, led.values()))
@@ -260,8 +261,8 @@ def classified(given: Where, rows: Sequence[Row], metric: str) -> tuple[Estimate
 def _cells(given: Where, rows: Sequence[Row], metric: str) -> list[tuple[float, bool]]:
     """Return x of each cell, and whether the cell is learned; leave out cells without x."""
     cells = group(rows, given["over"]).values()
-    found = [(median_of(cell, given["x"]), median_of(cell, metric) >= given["learned"]) for cell in cells]
-    return [each for each in found if not math.isnan(each[0])]
+    found = [(median_of(cell, given["x"]), median_of(cell, metric)) for cell in cells]
+    return [(x, reaches(metric, score, given["learned"])) for x, score in found if not math.isnan(x)]
 
 
 def fitted_limit(cells: Sequence[tuple[float, bool]]) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, TypeAlias
 
+from lab.run.score import SCORES
 from zoo.errors import UsageError, unknown
 from zoo.evidence import Samples, paired
 from zoo.report.numbers import Number, plain
@@ -36,6 +37,7 @@ def _known(function: Callable[[Sequence[float]], float]) -> Callable[[Sequence[f
 TAKE = {"min": _known(min), "max": _known(max), "median": _known(median)}
 _COMPARED = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 _EXTREMES = {"least": min, "most": max}
+_MORE_IS_BETTER = SCORES | {"bits_per_token": False}
 
 
 def read_rows(text: str, fixed: Mapping[str, Any]) -> list[Row]:
@@ -183,6 +185,16 @@ def by_seed(function: Any, *operands: Samples | Number) -> Samples:
     seeds = {seed for each in operands if isinstance(each, Mapping) for seed in each}
     broadcast = [each if isinstance(each, Mapping) else dict.fromkeys(sorted(seeds), each) for each in operands]
     return paired(function, *broadcast)
+
+
+def reaches(metric: str, value: float, goal: float) -> bool:
+    """Return whether a value is as good as a goal or better; lower is better for errors, losses, perplexities and bits.
+
+    >>> reaches("accuracy@32", 0.95, 0.9), reaches("relative_squared_error / bound", 1.2, 1.1)
+    (True, False)
+    """
+    name = metric.partition(" / ")[0].rpartition("/")[2].partition("@")[0]
+    return value >= goal if _MORE_IS_BETTER.get(name, True) else value <= goal
 
 
 def describe(values: Mapping[str, Any]) -> str:

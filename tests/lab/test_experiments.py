@@ -102,6 +102,7 @@ CELLS = {f"m{n}": {"test/accuracy": 0.95 if n > 4 else 0.2, "x": 10.0**n, "n": n
         ({"take": "max", "over": "mixer.name", "metric": "v"}, SPREAD, 5, (4, 6)),  # rows without an accuracy
         ({"take": "max", "over": "mixer.name", "learned": 0.9, "metric": "n"}, CELLS, 9, (9, 9)),
         ({"solved": 0.5}, TWO, 0.6, (0.2624, 0.8784)),  # six of ten, Clopper-Pearson
+        ({"solved": 0.1, "metric": "loss"}, {"a": {"test/loss": GROWING}}, 0.2, (0.0051, 0.7164)),  # less is better
         ({"spearman": {"x": "x", "y": "n", "over": "mixer.name"}}, CELLS, 1.0, None),
         ({"superiority": {"x": "x", "learned": 0.9, "over": "mixer.name"}}, CELLS, 1.0, None),
         ({"variance_ratio": {"over": "mixer.name"}, "metric": "v"}, SPREAD, 7.8, None),  # F = 40, (40 - 1) / 5
