@@ -50,7 +50,7 @@ class Listed:
 
 
 def read_listed(spec: Spec, run_dir: Path, kept: Path, stored: Mapping[str, Any]) -> Listed:
-    """Read the runs of `sweep.py` in `run_dir`; without runs, the list of runs that was kept, and its origin.
+    """Read the runs of `sweep.py` in `run_dir`; until one is done, the list of runs that was kept, and its origin.
 
     Raises:
         NoRunsError: there are no runs, and no list of this setting.
@@ -58,9 +58,12 @@ def read_listed(spec: Spec, run_dir: Path, kept: Path, stored: Mapping[str, Any]
     """
     setting = str(spec.experiment.setting)
     folder = (expanded(run_dir) / spec.name / setting).resolve()
+    is_kept = stored.get("setting") == setting and stored.get("checks")
     if (folder / INDEX).is_file():
-        return _read_sweep(spec, folder)
-    if stored.get("setting") == setting and stored.get("checks"):
+        listed = _read_sweep(spec, folder)
+        if listed.text or not (is_kept and kept.is_file()):
+            return listed
+    if is_kept:
         text = kept.read_text(encoding="utf-8") if kept.is_file() else ""
         return Listed(text, {key: stored[key] for key in ORIGIN if key in stored})
     command = f"python sweep.py configs/experiment/{spec.name}.yaml --setting {setting}"

@@ -628,6 +628,17 @@ def test_a_sweep_is_judged_and_later_judged_again_from_its_csv(
     assert read_records(folder / "out" / "results.json")["own"]["changed_after"]
 
 
+def test_a_record_is_kept_until_a_run_of_a_new_sweep_is_done(folder: Path) -> None:
+    write(folder, OWN)
+    argv = ["own", "--run_dir", str(folder / "runs"), "--out", str(folder / "out")]
+    records = []
+    for missing in (0, 12):
+        leave_runs(folder / "runs", {"lstm": 0.5, "attention": 1.0}.get, missing)  # type: ignore[arg-type]
+        assert command.main(argv) == 0
+        records.append(read_records(folder / "out" / "results.json")["own"])
+    assert records[0] == records[1]
+
+
 def test_a_configuration_whose_trials_all_failed_is_missing(folder: Path) -> None:
     write(folder, OWN)
     leave_runs(folder / "runs", {"lstm": 0.5, "attention": 1.0}.get)  # type: ignore[arg-type]
