@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any, TypeVar
 
 from lab.experiments.probes import PROBES
@@ -53,10 +54,10 @@ def _panel(plot: Mapping[str, Any], title: str, rows: Sequence[Row]) -> Panel:
     if isinstance(x, list) or (x != "length" and any(math.isnan(number_of(row, x)) for row in rows)):
         renamed = plot.get("names", {})
         cells = {renamed.get(text := ", ".join(values), text): cell for values, cell in group(rows, x).items()}
-        names = tuple(sorted(cells, key=lambda name: median_of(cells[name], y)))
+        values = {name: [*filter(math.isfinite, (number_of(row, y) for row in cell))] for name, cell in cells.items()}
+        names = tuple(sorted(cells, key=lambda name: median(values[name]) if values[name] else math.inf))
         if cells.keys() <= set(renamed.values()):  # the same order in all panels
             names = tuple(name for name in renamed.values() if name in cells)
-        values = {name: [number_of(row, y) for row in cells[name]] for name in names}
         curves = [Curve(name, [at] * len(values[name]), values[name], "points") for at, name in enumerate(names)]
         x = ""
     else:

@@ -323,6 +323,14 @@ def test_scores_at_other_lengths_are_metrics(folder: Path) -> None:
     assert (curve.label, list(curve.x), list(curve.y)) == ("a", [8, 32], [1, 0.5])
 
 
+def test_a_plot_over_categories_leaves_out_runs_without_the_number(folder: Path) -> None:
+    """NaN has no order, so the mark of the median and the order of the names would depend on the order of the seeds."""
+    found = replace(spec_of(folder, {"at_least": 0}), plots=[{"x": "mixer.name", "y": "accuracy"}])
+    (panel,) = panels(found, rows_of(none="", a=["", 0.9, 0.8, "", 0.7], b=0.5))
+    assert {curve.label: list(curve.y) for curve in panel.curves} == {"b": [0.5] * 5, "a": [0.9, 0.8, 0.7], "none": []}
+    assert panel.x_names == ("b", "a", "none")
+
+
 # Hashes of predictions
 
 
