@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from lab.experiments.probes import PROBES
 from lab.plain import digest, read_mapping
@@ -144,6 +144,9 @@ def _check_check(source: str, check: Any, others: Mapping[str, Any]) -> None:
         if not least <= sum(key in check for key in kinds) <= 1:
             wanted = "exactly one" if least else "at most one"
             raise UsageError(f"{source}: give {wanted} of {', '.join(kinds)}")
+    for key, (form, is_valid) in _FORMS.items():
+        if key in check and not is_valid(check[key]):
+            raise UsageError(f"{source}: {key} must be {form}, got {check[key]!r}")
     for column in re.findall(r"\{([^}]*)\}", str(check.get("name", ""))):
         if any(column not in cell for cell in cells_of(check)):
             raise UsageError(f"{source}: the name has {{{column}}}, but `each` does not give a value for it")
@@ -173,6 +176,58 @@ def _named_controls(check: Mapping[str, Any]) -> Iterator[str]:
 
 def _controls(check: Mapping[str, Any]) -> Iterator[str | Mapping[str, Any]]:
     return (each for kind in CONTROLS for each in controls_of(check, kind))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
+
+
+def _is_column(value: Any, factor: str) -> bool:
+    """Return whether a value is a limit from a column, with a number under `factor`."""
+    return isinstance(value, Mapping) and value.keys() == {"column", factor} and _is_number(value[factor])
+
+
+def _is_limit(value: Any) -> bool:
+    is_plain_column = isinstance(value, Mapping) and value.keys() == {"column"}
+    return is_plain_column or _is_number(value) or _is_column(value, "times")
+
+
+def _operands(n: int) -> _Form:
+    return f"a list of {n} operands", lambda value: isinstance(value, list) and len(value) == n
+
+
+def _fields(*required: str, optional: tuple[str, ...] = ()) -> _Form:
+    valid = {*required, *optional}
+    return (
+        f"a mapping with {', '.join((*required, *(f'perhaps {name}' for name in optional)))}",
+        lambda value: isinstance(value, Mapping) and {*required} <= value.keys() <= valid,
+    )
+
+
+_Form: TypeAlias = tuple[str, Callable[[Any], bool]]
+_LIMIT: _Form = "a number, or {column: NAME, times: NUMBER}", _is_limit
+_FORMS: dict[str, _Form] = {
+    "at_least": _LIMIT,
+    "at_most": _LIMIT,
+    "near": (
+        "[value, relative error], or {column: NAME, relative: NUMBER}",
+        lambda value: _is_pair(value) or _is_column(value, "relative"),
+    ),
+    "within": ("[low, high]", _is_pair),
+    "solved": ("a number", _is_number),
+    "longer": ("a number", _is_number),
+    "where": ("a mapping of columns to conditions", lambda value: isinstance(value, Mapping)),
+    **{verb: _operands(n) for verb, n in {"diff": 2, "ratio": 2, "share": 3, "lead": 2, "sooner": 2}.items()},
+    "spearman": _fields("x", "over", optional=("y", "missing")),
+    "superiority": _fields("x", "learned", "over"),
+    "classify": _fields("x", "learned", "over", "fit"),
+    "variance_ratio": _fields("over"),
+}
+"""Valid values of the keys of a check: their description, and a function that recognises them."""
 
 
 def verb_of(check: Mapping[str, Any]) -> str | None:
