@@ -13,7 +13,7 @@ from zoo.theory import channels, interaction, span_basis, span_spectrum, truncat
 from zoo.theory.channels import channel_spectrum, channelwise
 from zoo.theory.spectra import spectrum_at
 
-GROUPS = {"differential_attention": 8, "kda": 8, "selective_ssm": 16}
+GROUPS = {"differential_attention": 8, "hyena": 8, "kda": 8, "rg_lru": 8, "selective_ssm": 16}
 
 
 @pytest.mark.parametrize("name", [*GROUPS, "grouped"])
@@ -21,7 +21,8 @@ def test_groups_make_the_operator_and_its_spectrum(name: str, generator: torch.G
     options = {"n_heads": 4, "n_kv_heads": 2, "position": "rope"} if name == "grouped" else {}
     layer = randomise(create_mixer("attention" if options else name, 8, **options), generator).double()
     x = draw(2, 7, 8, generator=generator)
-    operator = torch.zeros_like(true := interaction(layer, x).operator)
+    true, offset = interaction(layer, x)
+    operator = torch.zeros_like(true)
     with channelwise(layer, x) as found:
         assert found is not None
         assert found.n_groups == GROUPS.get(name, 4)
@@ -29,6 +30,7 @@ def test_groups_make_the_operator_and_its_spectrum(name: str, generator: torch.G
         for sources, weights in found.columns():
             operator[:, :, sources] = torch.einsum("bjig,gpd->bijpd", weights, maps)
         assert_close(found.products(maps), torch.einsum("hpd,gpd->hg", maps, maps))
+        assert_close(found.offset, offset)
     assert_close(operator, true)
     with channelwise(layer, x[:1]) as found:
         assert found is not None

@@ -45,11 +45,12 @@ class Channels:
         offset: c, (batch, seq, d_out).
     """
 
-    def __init__(self, f: Map, z: Tensor, entry: Tensor, exit_: nn.Linear, output: Tensor) -> None:
+    def __init__(self, f: Map, z: Tensor, z_of_zero: Tensor, entry: Tensor, exit_: nn.Linear, output: Tensor) -> None:
         self._held = held = Replayed(f, z, backward=False)
         self.batch, self.seq_len, self.output = held.batch, held.seq_len, output
         self._at_once = held.probes_at_once()
-        self.offset = nn.functional.linear(held.offset, exit_.weight, exit_.bias)
+        inner_of_zero = held.matvec(z_of_zero.unsqueeze(0))[0] + held.offset  # from the biases of W_in, and the others
+        self.offset = nn.functional.linear(inner_of_zero, exit_.weight, exit_.bias)
         positions = torch.arange(1, z.shape[2] + 1).to(z)
         tried = torch.linspace(0, self.seq_len - 1, min(_TRIAL_SOURCES, self.seq_len)).long().unique()
         ones, numbered = (self._read(tried, probe) for probe in (torch.ones_like(positions), positions))
@@ -206,7 +207,7 @@ def channelwise(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Iterato
             return
         (exit_,) = exits
         widths = [entry.out_features for entry in entries]
-        z = torch.cat([entry(x) for entry in entries], dim=2)
+        z, z_of_zero = (torch.cat([entry(v) for entry in entries], dim=2) for v in (x, torch.zeros_like(x)))
 
         def inner(v: Tensor) -> Tensor:
             kept: list[Tensor] = []
@@ -224,7 +225,8 @@ def channelwise(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Iterato
             return kept[0]
 
         try:
-            found = Channels(inner, z, torch.cat([entry.weight for entry in entries]).detach(), exit_, output)
+            weight = torch.cat([entry.weight for entry in entries]).detach()
+            found = Channels(inner, z, z_of_zero, weight, exit_, output)
         except OperatorError:
             found = None
         yield found
