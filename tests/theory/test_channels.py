@@ -46,6 +46,19 @@ def test_the_rank_of_a_layer_with_a_silent_head_is_not_a_lower_bound(generator: 
     assert (read.rank, read.limit, read.sources) == (3, None, None)
 
 
+def test_a_wide_layer_may_have_the_operator_zero(generator: torch.Generator) -> None:
+    layer, x = (
+        randomise(create_mixer("attention", 40, n_heads=4), generator).double(),
+        draw(1, 5, 40, generator=generator),
+    )
+    assert not truncate(layer, span_basis(layer, x, 2), 0)(x).any()
+    layer.get_parameter("out_proj.weight").data.zero_()
+    assert (spectrum_at(layer, x).rank, spectrum_at(layer, x).limit) == (0, None)
+    basis = span_basis(layer, x, 2)
+    assert (len(basis.operators), basis.norm) == (0, 0.0)
+    assert not truncate(layer, basis)(x).any()
+
+
 @pytest.mark.parametrize("name", ["lstm", "rwkv7", "identity"])
 def test_a_layer_without_channelwise_weights_gives_none(name: str, generator: torch.Generator) -> None:
     layer = randomise(create_mixer(name, 8), generator).double()

@@ -118,11 +118,16 @@ class Channels:
     def operators(self, shares: Float[Tensor, "heads groups"]) -> Float[Tensor, "heads d_out d_in"]:
         """Return the operators sum_g shares[h, g] M_g."""
         spread = shares.to(self._outwards)[:, self._group]
-        return torch.stack([(self._outwards * each) @ self._inwards for each in spread])
+        found = spread.new_empty(len(spread), len(self._outwards), self._inwards.shape[1])
+        for each, share in zip(found, spread, strict=True):
+            each.copy_((self._outwards * share) @ self._inwards)
+        return found
 
     def products(self, operators: Float[Tensor, "heads d_out d_in"]) -> Float[Tensor, "heads groups"]:
         """Return the scalar products <V_h, M_g>."""
-        found = torch.stack([((self._outwards.t() @ each) * self._inwards).sum(1) for each in operators])
+        found = self._inwards.new_empty(len(operators), len(self._inwards))
+        for each, operator in zip(found, operators, strict=True):
+            each.copy_(((self._outwards.t() @ operator) * self._inwards).sum(1))
         return self._summed(found.t()).t()
 
     def _summed(self, of_channels: Tensor) -> Tensor:
@@ -180,7 +185,8 @@ def channel_spectrum(channels: Channels, generator: torch.Generator) -> tuple[Fl
     64.
     """
     rows, n_sources = sampled_triangle(channels, generator)
-    return torch.linalg.svdvals(rows), n_sources
+    spectrum = torch.linalg.svdvals(rows)
+    return spectrum if len(spectrum) else rows.new_zeros(1), n_sources  # none if the layer's operator is zero
 
 
 def sampled_triangle(channels: Channels, generator: torch.Generator) -> tuple[Float[Tensor, "few size"], int]:
