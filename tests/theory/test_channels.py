@@ -9,6 +9,7 @@ from tests import slow
 from tests.cases import draw, randomise
 from tests.tolerances import assert_close
 from zoo import create_mixer
+from zoo.coefficient import coefficient
 from zoo.theory import channels, interaction, span_basis, span_spectrum, truncate, truncation
 from zoo.theory.channels import channel_spectrum, channelwise
 from zoo.theory.spectra import spectrum_at
@@ -59,9 +60,22 @@ def test_a_wide_layer_may_have_the_operator_zero(generator: torch.Generator) -> 
     assert not truncate(layer, basis)(x).any()
 
 
-@pytest.mark.parametrize("name", ["lstm", "rwkv7", "identity"])
+class Choosing(torch.nn.Module):
+    """The shape of its coefficient depends on the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_proj, self.out_proj = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        v = self.in_proj(x)
+        coefficient(v[v > 0])
+        return self.out_proj(v.cumsum(1))
+
+
+@pytest.mark.parametrize("name", ["lstm", "rwkv7", "identity", "choosing"])
 def test_a_layer_without_channelwise_weights_gives_none(name: str, generator: torch.Generator) -> None:
-    layer = randomise(create_mixer(name, 8), generator).double()
+    layer = randomise(Choosing() if name == "choosing" else create_mixer(name, 8), generator).double()
     with channelwise(layer, draw(1, 5, 8, generator=generator)) as found:
         assert found is None
 

@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from zoo.coefficient import ReplayError
 from zoo.theory.operator import AFFINE_RTOL, Map, OperatorError, Replayed, check_input, evaluated
 from zoo.theory.rank import triangle
 
@@ -233,7 +234,7 @@ def channelwise(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Iterato
         try:
             weight = torch.cat([entry.weight for entry in entries]).detach()
             found = Channels(inner, z, z_of_zero, weight, exit_, output)
-        except OperatorError:
+        except (OperatorError, ReplayError):
             found = None
         yield found
 
