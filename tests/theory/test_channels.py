@@ -60,6 +60,12 @@ def test_a_wide_layer_may_have_the_operator_zero(generator: torch.Generator) -> 
     assert not truncate(layer, basis)(x).any()
 
 
+def test_the_rank_of_few_positions_is_not_a_lower_bound(generator: torch.Generator) -> None:
+    layer = randomise(create_mixer("selective_ssm", 40), generator).double()
+    read = spectrum_at(layer, draw(1, 3, 40, generator=generator))
+    assert (read.rank, read.limit, read.sources) == (6, None, None)
+
+
 class Choosing(torch.nn.Module):
     """The shape of its coefficient depends on the input."""
 

@@ -58,8 +58,9 @@ def spectrum_at(
     """Measure the singular values of the operator span at x.
 
     They are exact up to d_out * d_in = 1,024. A wider layer that mixes channel by channel is read by
-    `channel_spectrum`; its rank is limited only if the sample has fewer rows than the span has dimensions. Other wide
-    layers are read by a random sketch, which underestimates slowly decaying spectra (see `span_spectrum`).
+    `channel_spectrum`; its rank is limited only if it is read at some source positions, with fewer rows than the span
+    has dimensions. Other wide layers are read by a random sketch, which underestimates slowly decaying spectra (see
+    `span_spectrum`).
     """
     if layer.d_out * layer.d_model <= EXACT_SIZE:
         return SpectrumRead(span_spectrum(layer, x)[0])
@@ -67,8 +68,10 @@ def spectrum_at(
     with channelwise(layer, x) as channels:
         if channels is not None:
             found, n_sources = channel_spectrum(channels, generator)
+            if n_sources == channels.seq_len:
+                return SpectrumRead(found.to(x.dtype))
             limit = None if len(found) == channels.coordinates[0].shape[1] else len(found)
-            return SpectrumRead(found.to(x.dtype), limit, None if n_sources == channels.seq_len else n_sources)
+            return SpectrumRead(found.to(x.dtype), limit, n_sources)
     spectrum = span_spectrum(layer, x, sketch, generator=generator)[0]
     return SpectrumRead(spectrum, len(spectrum))
 
