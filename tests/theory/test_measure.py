@@ -97,6 +97,14 @@ def test_layers_of_a_model_are_measured_at_their_inputs(norm: str, generator: to
     torch.testing.assert_close(layer_inputs(model, tokens)[1].x, x)
 
 
+def test_a_rank_is_predicted_for_the_length_of_the_inputs_and_may_be_zero() -> None:
+    model = Backbone({"name": "lstm"}, 4, 2, vocab_size=7, n_outputs=7)
+    model.layers.chain()[1].get_submodule("mixer").get_submodule("out_proj").get_parameter("weight").data.zero_()
+    first, silent = measure_backbone(model, SMALL, torch.tensor([[0, 1, 2], [3, 4, 5]]))
+    assert (first.read.rank, first.predicted_rank) == (6, 6)  # of three positions
+    assert (silent.read.rank, silent.input_dependence) == (0, None)
+
+
 @pytest.mark.parametrize("name", list_mixers())
 def test_a_layer_has_the_name_of_its_mixer(name: str, generator: torch.Generator) -> None:
     model = Backbone({"name": name}, 16, 2, vocab_size=7, n_outputs=7)

@@ -114,7 +114,8 @@ class Measurement:
         noise: gradient on random input; for a layer of a model, on the layer's inputs for random model inputs.
         highway: gradient on the mixer's highway input; None if it has none.
         cost: time and memory of a training pass.
-        input_dependence: 0 for a fixed operator, sqrt(2) if the operators of two inputs are orthogonal.
+        input_dependence: 0 for a fixed operator, sqrt(2) if the operators of two inputs are orthogonal; None for a zero
+            operator.
         n_params: trainable parameters.
         state_bytes: length -> bytes of the streaming state in float32; None if the mixer does not stream or does not
             accept the length.
@@ -313,12 +314,12 @@ def _measure(
     progress(name, "highway")
     highway = _highway(made, sizes)
     progress(name, "input dependence")
-    dependence = None if read.rank is None else input_dependence(layer, x[:2])
+    dependence = input_dependence(layer, x[:2]) if read.rank else None
     return functools.partial(
         Measurement,
         name=name,
         read=read,
-        predicted_rank=layer.predicted_rank(sizes.seq_len),
+        predicted_rank=layer.predicted_rank(x.shape[1]),
         offset_share=share,
         noise=noise,
         highway=highway,
