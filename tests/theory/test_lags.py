@@ -36,13 +36,14 @@ def test_conjugate_poles_give_a_real_oscillation() -> None:
     assert_close(lag_operators(A, B, C, 20).flatten(), 0.9**tau * torch.cos(0.3 * tau))
 
 
-def test_the_teacher_is_its_definition() -> None:
+@pytest.mark.parametrize(("n", "k"), [(16, 6), (8, 8)])
+def test_the_teacher_is_its_definition(n: int, k: int) -> None:
     """Dividing out the decay and projecting on the Fourier modes gives orthonormal residues."""
-    n, k = 16, 6
     tau = torch.arange(n, dtype=torch.float64)
     modes = [torch.ones_like(tau)]
-    for m in (1, 2, 3):
+    for m in range(1, n // 2):
         modes += [2**0.5 * torch.cos(2 * math.pi * m * tau / n), 2**0.5 * torch.sin(2 * math.pi * m * tau / n)]
+    modes.append(torch.cos(math.pi * tau))
     undecayed = balanced_teacher(k, 3, n, rho=0.7, seed=5).flatten(1) / 0.7 ** tau[:, None]
     residues = torch.stack(modes[:k]) @ undecayed / n
     assert_close(residues @ residues.T, torch.eye(k, dtype=torch.float64))

@@ -26,9 +26,9 @@ def balanced_teacher(
 
     G_tau = rho^tau sum_s f_s(tau) V_s over s = 1 ... k, with V_s orthonormal in the Frobenius product and f_s the first
     k functions of the real Fourier basis: 1, sqrt(2) cos(w_1 tau), sqrt(2) sin(w_1 tau), sqrt(2) cos(w_2 tau), ...,
-    where w_m = 2 pi m / period. The f_s are orthonormal over one period, so the singular values of the stack decay
-    slowly and the error falls in visible steps up to k heads; with random residues on real poles it would be negligible
-    long before.
+    where w_m = 2 pi m / period, and cos(pi tau) without the factor. The f_s are orthonormal over one period, so the
+    singular values of the stack decay slowly and the error falls in visible steps up to k heads; with random residues
+    on real poles it would be negligible long before.
 
     The teacher is a diagonal state space model: a pole rho, and for each m a pole rho e^(i w_m) with residue
     (V_cos - i V_sin)/sqrt(2) and its conjugate; each pole takes d_model states.
@@ -69,7 +69,7 @@ def balanced_teacher(
     for m, cosine in enumerate(range(1, k, 2), start=1):
         # An even k ends on a cosine without a sine: both poles then share one real residue.
         sine = orthonormal[cosine + 1] if cosine + 1 < k else torch.zeros(d_out, d_model, dtype=torch.float64)
-        residue = torch.complex(orthonormal[cosine], -sine) / math.sqrt(2)
+        residue = torch.complex(orthonormal[cosine], -sine) / (2 if 2 * m == period else math.sqrt(2))
         pole = cmath.rect(rho, 2 * math.pi * m / period)
         poles += [pole, pole.conjugate()]
         residues += [residue, residue.conj()]
