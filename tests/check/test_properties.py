@@ -327,6 +327,9 @@ def test_an_encoder_may_look_ahead() -> None:
     assert find(make, "causality").verdict == "failed"
     found = {name: find(make, name, looks_ahead=True).verdict for name in ("causality", "lengths", "padding")}
     assert found == {"causality": "not_applicable", "lengths": "passed", "padding": "passed"}
+    # A stack has two masks: `mask` over pairs of positions, and one over the padding.
+    seen = find(nn.TransformerEncoder(make(D_MODEL), 1, enable_nested_tensor=False), "padding", looks_ahead=True)
+    assert (seen.verdict, "src_key_padding_mask" in seen.detail) == ("passed", True), seen.detail
 
 
 @pytest.mark.slow

@@ -47,14 +47,22 @@ def padding(subject: Subject) -> Outcomes:
     """Check that padding has no influence on valid outputs and no gradient, and padded rows equal unpadded ones."""
     module = subject.module()
     takes = arguments_of(module)
-    if (form := next((f for f in FORMS if f.argument in takes), None)) is not None:
-        # Right padding can leak in modules that look ahead, left padding and the state after padding in causal ones.
-        for side in ("right", "left") if form.left else ("right",):
-            yield from _padded(subject, module, form, side)
+    rejected: NotApplicableError | None = None
+    for form in (f for f in FORMS if f.argument in takes):
+        try:
+            # Right padding can leak in modules that look ahead, left padding and the state after it in causal ones.
+            for side in ("right", "left") if form.left else ("right",):
+                yield from _padded(subject, module, form, side)
+        except NotApplicableError as reason:  # for example a mask over pairs of positions
+            rejected = rejected or reason
+            continue
         stream = getattr(module, "stream", None)
         if form.argument == "lengths" and stream is not None and "lengths" in inspect.signature(stream).parameters:
             yield _padded_state(subject, module)
-    elif (argument := next((name for name in PACKED if name in takes), None)) is not None:
+        return
+    if rejected is not None:
+        raise rejected
+    if (argument := next((name for name in PACKED if name in takes), None)) is not None:
         yield _packed(subject, module, argument)
     else:
         known = ", ".join([*(f.argument for f in FORMS), PACKED[0]])
