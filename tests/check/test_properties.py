@@ -12,7 +12,7 @@ from tests import slow
 from tests.check.modules import PROTOCOLS, Attention, Bidirectional, Cached, LongConv, Ragged, Recurrence, Stepper
 from tests.check.planted import ERRORS, Planted
 from tests.tolerances import TOLERANCES as SUITE
-from zoo.check import Finding, check, properties
+from zoo.check import Adapter, Finding, check, properties
 from zoo.check.outcome import TOLERANCES, miss
 
 D_MODEL = 8
@@ -294,6 +294,23 @@ class Few(Stepper):
     def step(self, x: Tensor, state: Any = None) -> Any:
         y, h = super().step(x, state)
         return self.scale * y, h
+
+
+class OfFour(Adapter):
+    """Streams at most four positions at a time."""
+
+    streams = True
+    longest = 4
+
+    def chunk(self, module: Any, x: Tensor, state: Any) -> Any:
+        assert x.shape[1] <= 4
+        return module.stream(x, state)
+
+
+@pytest.mark.parametrize("name", ["chunked", "stream_gradients", "bfloat16"])
+def test_no_chunk_is_longer_than_the_adapter_allows(name: str) -> None:
+    finding = find(Recurrence, name, adapter=OfFour())
+    assert finding.verdict == "passed", finding.detail
 
 
 @pytest.mark.parametrize("most", [True, False])

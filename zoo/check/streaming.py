@@ -44,6 +44,8 @@ def partition(subject: Subject, sizes: Sequence[int]) -> Outcome:
     module, x = subject.module(), subject.draw(seq_len=sum(sizes))
     whole = subject.outputs(module, x)
     cut = "one by one" if set(sizes) == {1} else f"in chunks of {', '.join(map(str, sizes))}"
+    if (longest := subject.protocol.longest) is not None and longest < max(sizes):
+        cut += f", divided into at most {longest},"
     did = f"{x.shape[1]} positions were streamed {cut} and compared with the whole"
     with torch.no_grad(), attempting(did, "the outputs of the whole"):
         streamed = subject.chunks(module, x, sizes)

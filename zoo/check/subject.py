@@ -143,9 +143,10 @@ class Subject:
             return self.whole(module, x)
 
     def chunks(self, module: nn.Module, x: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Return the outputs chunk by chunk."""
+        """Return the outputs chunk by chunk; chunks that the protocol does not allow are divided further."""
         outputs, state = [], None
-        for part in x.split(list(sizes), dim=1):
+        longest = self.protocol.longest or x.shape[1]
+        for part in (part for chunk in x.split(list(sizes), dim=1) for part in chunk.split(longest, dim=1)):
             y, state = self.protocol.chunk(module, part, state)
             if y.ndim != 3 or y.shape[:2] != part.shape[:2]:
                 raise ValueError(f"a chunk {tuple(part.shape)} gives {tuple(y.shape)}, not (batch, seq, d_out)")
