@@ -19,7 +19,7 @@ from tests.check.modules import Recurrence
 from tests.check.planted import ERRORS
 from zoo import create_mixer
 from zoo.__main__ import main
-from zoo.check import ConformanceError, Finding, Report, check, properties
+from zoo.check import Adapter, ConformanceError, Finding, Report, check, properties
 from zoo.check.command import read_option
 from zoo.check.report import as_html, print_card
 
@@ -88,6 +88,16 @@ class Named(nn.Linear):
 def test_the_command_of_a_failure_keeps_texts(kind: str) -> None:
     (finding,) = check(f"{__name__}:Named", d_model=4, options={"kind": kind}, only=["causality"]).failed
     assert read_option(shlex.split(finding.reproduce)[-1]) == ("kind", kind)
+
+
+class Whole(Adapter):
+    """Maps whole sequences."""
+
+
+def test_the_command_of_a_failure_names_the_adapter() -> None:
+    report = check(f"{__name__}:Named", d_model=4, options={"kind": "a"}, adapter=Whole(), only=["causality"])
+    words = shlex.split(report.failed[0].reproduce)
+    assert report.setting["adapter"] == words[words.index("--adapter") + 1] == f"{__name__}:Whole"
 
 
 def test_a_seed_changes_parameters_and_inputs() -> None:

@@ -22,7 +22,7 @@ from zoo.errors import UsageError
 from zoo.ops.precision import complex_accumulator
 from zoo.registry import MIXERS, create_mixer, mixer_class
 from zoo.seeds import seeded
-from zoo.targets import load
+from zoo.targets import load, target_of
 from zoo.validate import require_device, require_positive, require_seed
 
 
@@ -197,7 +197,7 @@ class Subject:
             **self._given,
             "options": {key: value if _is_plain(value) else repr(value) for key, value in self.options.items()},
             "dtype": str(self.dtype).removeprefix("torch."),
-            "adapter": None if self.adapter is None else str(self.adapter),
+            "adapter": _adapter_name(self.adapter),
             "protocol": self.protocol.name,
             "torch": torch.__version__,
         }
@@ -205,7 +205,8 @@ class Subject:
     def command(self, name: str) -> str:
         """Return a command that checks one property again, or a call in Python if the target is not a name."""
         defaults = {each.name: each.default for each in fields(self)}
-        given = {key: value for key, value in self._given.items() if value != defaults[key] and value != {}}
+        given = {**self._given, "adapter": _adapter_name(self.adapter)}
+        given = {key: value for key, value in given.items() if value != defaults[key] and value != {}}
         if not isinstance(self.target, str):
             arguments = "".join(f", {key}={value!r}" for key, value in given.items())
             return f"zoo.check.check({self.name}{arguments}, only=[{name!r}])"
@@ -287,6 +288,11 @@ def _find(target: Any, options: Mapping[str, Any]) -> tuple[Any, Any, dict[str, 
             f"{target} is {type(found).__name__}: a target must be a torch.nn.Module class or a function that makes one"
         )
     return found, found, dict(options)
+
+
+def _adapter_name(adapter: Adapter | str | None) -> str | None:
+    """Return the name by which `load_adapter` finds the adapter's class."""
+    return adapter if adapter is None or isinstance(adapter, str) else target_of(type(adapter))
 
 
 def _written(name: str, value: Any) -> str:
