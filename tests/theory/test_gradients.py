@@ -21,6 +21,7 @@ from zoo.theory.gradients import (
     OffersHighway,
     decay_rate,
     draw_seeds,
+    fitted,
     gradient_profile,
     highway_profile,
 )
@@ -207,6 +208,16 @@ def test_a_floor_of_roundoff_is_excluded_from_the_fit() -> None:
         floored = GradientProfile(values.float().expand(5, -1), tau.long(), 400)
         assert decay_rate(floored).rate == pytest.approx(-0.1, rel=0.01)
         assert decay_rate(floored._replace(values=floored.values.double())).rate > -0.05
+
+
+def test_a_gradient_that_underflows_has_a_rate_and_no_reach() -> None:
+    """J(tau) = 0.01^tau, whose square is zero in float64 from tau = 82 on."""
+    taus = torch.arange(100)
+    values = torch.where(taus < 82, 0.01 ** taus.double(), 0.0).expand(5, -1)
+    found = fitted(GradientProfile(values, taus, 100))
+    assert found.reach is None
+    assert found.decay is not None
+    assert found.decay.rate == pytest.approx(math.log(0.01))
 
 
 def test_different_seeds_draw_disjoint_seeds() -> None:

@@ -14,7 +14,7 @@ from zoo.check.property import checks
 from zoo.check.subject import Subject
 from zoo.coefficient import recording
 from zoo.theory.costs import complexity
-from zoo.theory.gradients import FEWEST_SEEDS, decay_rate, gradient_profile
+from zoo.theory.gradients import FEWEST_SEEDS, Gradient, decay_rate, gradient_profile
 from zoo.theory.operator import Interaction, OperatorError, interaction
 from zoo.theory.rank import effective_rank, heads_needed, operator_spectrum, spectrum_rank
 from zoo.theory.state_size import effective_state_size
@@ -131,8 +131,9 @@ def gradient_decay(subject: Subject) -> Outcomes:
         found += "" if rate.half_distance is None else f", halved every {rate.half_distance:.3g} positions"
         measured["rate"] = rate.rate
     except ValueError:
-        reach = int((median > 0).nonzero().max()) if bool((median > 0).any()) else 0
-        found = f"no decay rate: the gradient vanishes beyond {reach} positions"
+        reach = Gradient(profile, None).reach
+        few, zero = "too few distances are above roundoff", f"the gradient vanishes beyond {reach} positions"
+        found = f"no decay rate: {few if reach is None else zero}"
     yield _measured(f"gradient of the last of {_PROFILE_LENGTH} outputs", found, measured)
 
 

@@ -87,10 +87,18 @@ class Gradient:
 
     @property
     def reach(self) -> int | None:
-        """The largest distance with a nonzero gradient; None if that is the largest distance measured."""
-        arrives = self.profile.distances[(self.profile.values > 0).any(0)]
-        reach = int(arrives.max()) if len(arrives) else 0
-        return None if reach == int(self.profile.distances[-1]) else reach
+        """The largest distance with a nonzero gradient; None if that is the largest distance measured.
+
+        Also None if the gradient there is below the floor of `decay_rate`: then it decays until its square underflows.
+        """
+        values, distances, _ = self.profile
+        arrives = (values > 0).any(0).nonzero()
+        if not len(arrives):
+            return 0
+        last = int(arrives[-1])
+        if last == len(distances) - 1 or bool(values[:, last].max() < _floor(self.profile)):
+            return None
+        return int(distances[last])
 
 
 @runtime_checkable
@@ -359,10 +367,15 @@ def fitted(profile: GradientProfile) -> Gradient:
 def fit_window(profile: GradientProfile) -> tuple[Bool[Tensor, " distances"], int]:
     """Return a mask of the distances that `decay_rate` fits, and n: the first distance below the floor, or seq_len."""
     median = profile.median
-    above = median > _FLOOR * torch.finfo(profile.values.dtype).eps * median.max()
+    above = median > _floor(profile)
     reached = above.long().cumprod(0).bool()
     n = profile.seq_len if bool(reached.all()) else int(profile.distances[int(reached.sum())])
     return reached & (profile.distances >= max(1.0, _TAIL * n)), n
+
+
+def _floor(profile: GradientProfile) -> Float[Tensor, ""]:
+    """Return the smallest J that is reliable."""
+    return _FLOOR * torch.finfo(profile.values.dtype).eps * profile.median.max()
 
 
 def _log_median(values: Tensor, axis: int) -> Tensor:
