@@ -79,9 +79,17 @@ class Choosing(torch.nn.Module):
         return self.out_proj(v.cumsum(1))
 
 
-@pytest.mark.parametrize("name", ["lstm", "rwkv7", "identity", "choosing"])
+class Normed(Choosing):
+    """Its coefficient is infinite at zero."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out_proj(coefficient(1 / x.norm(dim=2, keepdim=True)) * self.in_proj(x).cumsum(1))
+
+
+@pytest.mark.parametrize("name", ["lstm", "rwkv7", "identity", "choosing", "normed"])
 def test_a_layer_without_channelwise_weights_gives_none(name: str, generator: torch.Generator) -> None:
-    layer = randomise(Choosing() if name == "choosing" else create_mixer(name, 8), generator).double()
+    make = {"choosing": Choosing, "normed": Normed}.get(name, lambda: create_mixer(name, 8))
+    layer = randomise(make(), generator).double()
     with channelwise(layer, draw(1, 5, 8, generator=generator)) as found:
         assert found is None
 

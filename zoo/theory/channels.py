@@ -234,7 +234,7 @@ def channelwise(layer: nn.Module, x: Float[Tensor, "batch seq d_in"]) -> Iterato
         try:
             weight = torch.cat([entry.weight for entry in entries]).detach()
             found = Channels(inner, z, z_of_zero, weight, exit_, output)
-        except (OperatorError, ReplayError):
+        except (ValueError, ReplayError):  # also a coefficient of x itself that is infinite at zero
             found = None
         yield found
 
