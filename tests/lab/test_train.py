@@ -229,7 +229,8 @@ def test_a_run_in_epochs_on_several_devices_is_validated_five_times() -> None:
     assert train.usual_interval(trainer, per_epoch=20) == 4
 
 
-def test_the_curve_has_the_score_that_judges_the_task(tmp_path: Path) -> None:
+def test_the_curve_has_the_score_that_judges_the_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.generators.structure.lano.Lano.floors", lambda self: {})  # takes seconds
     text = RUNS.without("--task.n_pairs", "--task.vocab_size")
     found = metrics(text.trained(tmp_path, "--task", "lano", "--task.n_levels", "2"))
     assert min(found["curve"].values()) == pytest.approx(found["val"]["perplexity"])
