@@ -22,6 +22,7 @@ from zoo.coefficient import recording
 from zoo.ops import attention, transforms, trapezoid
 from zoo.ops.activation import gelu, heavy_tail, layer_norm, rms_norm, silu, tanhc
 from zoo.ops.blocks import attend_to_best_blocks
+from zoo.ops.delta_rule import fed_back_delta_rule, unit_length
 from zoo.ops.diagonal import diagonal_scan, ring_gain, zero_order_hold
 from zoo.ops.dplr import dplr
 from zoo.ops.precision import chunk_product, widest
@@ -194,6 +195,18 @@ def test_states_are_float32_under_autocast_and_products_inside_chunks_round_thei
         assert_close(found, y.float())
     assert (found - y).norm() <= 2**-8 * y.norm()
     assert bool((found - y).norm() > 2**-14 * y.norm()) == rounds
+
+
+def test_a_fed_back_delta_rule_stays_in_range_of_float16(generator: torch.Generator) -> None:
+    """The direction that is read is divided by the decay, here down to exp(-40)."""
+    q, k, v, state = (draw(2, 2, n, 4, generator=generator).float() for n in (50, 50, 50, 4))
+    gates = torch.rand(2, 2, 2, 50, generator=generator)
+    given = q, unit_length(k), v, gates[0], -40 * gates[1] ** 2, torch.full((2, 1, 1), 0.7), state
+    expected = fed_back_delta_rule(*given)
+    with torch.autocast("cpu", dtype=torch.float16):
+        found = fed_back_delta_rule(*given)
+    for mine, right in zip(found, expected, strict=True):
+        assert (mine - right).norm() <= 2**-9 * right.norm()
 
 
 @pytest.mark.parametrize("shared", [False, True])

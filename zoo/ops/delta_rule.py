@@ -12,11 +12,11 @@ from zoo.coefficient import coefficient
 from zoo.cores import core
 from zoo.ops.activation import fused, silu
 from zoo.ops.dplr import dplr
-from zoo.ops.precision import full_precision
+from zoo.ops.precision import full_precision, rounded_type
 from zoo.ops.time import without_padding
 
 _EPS = 1e-6
-_LEAST_LOG_DECAY = -60.0
+_LEAST_LOG_DECAY, _LEAST_IN_FLOAT16 = -60.0, -11.0  # their reciprocals must be finite
 
 
 def unit_length(t: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
@@ -188,7 +188,7 @@ def fed_back_delta_rule(
     """S_t = (a_t - share beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T, a scalar plus low rank (Hu et al. 2506.02475).
 
     As in `relaxed_delta_rule`, decay and erasure both act on S_{t-1}. Decays may be arbitrarily small: below exp(-60),
-    where the decayed state is negligible, they are clamped.
+    or exp(-11) if products round their operands to float16, the decayed state is negligible and they are clamped.
 
     Args:
         q, k, v: queries, keys of length one or shorter, and values; y_t = S_t^T q_t.
@@ -200,5 +200,6 @@ def fed_back_delta_rule(
     Returns:
         Outputs, and S after the last position.
     """
-    log_decay, key = log_decay.clamp(min=_LEAST_LOG_DECAY).unsqueeze(3), beta.unsqueeze(3) * k
+    least = _LEAST_IN_FLOAT16 if rounded_type(state) == torch.float16 else _LEAST_LOG_DECAY
+    log_decay, key = log_decay.clamp(min=least).unsqueeze(3), beta.unsqueeze(3) * k
     return dplr(q, key, v, log_decay, key, share * k * torch.exp(-log_decay), state)
