@@ -241,6 +241,8 @@ def test_tanhc_is_exact_near_and_far_from_zero(dtype: torch.dtype) -> None:
     (slope,) = torch.autograd.grad(tanhc(zero), zero, create_graph=True)
     (curvature,) = torch.autograd.grad(slope, zero)
     assert_close(torch.cat((tanhc(zero), slope, curvature)).detach(), np.array([1, 0, -2 / 3]))
+    far = torch.tensor([-0.5, 0.5], dtype=dtype).mul_(torch.finfo(dtype).max).requires_grad_()  # its square overflows
+    assert not torch.autograd.grad(tanhc(far).sum(), far)[0].any()
 
 
 def test_heavy_tail_is_positive_and_smooth_at_zero() -> None:

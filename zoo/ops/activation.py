@@ -55,7 +55,7 @@ def tanh(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 def tanhc(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """tanh(u) / u, with a Taylor series around zero, so that value and gradient are exact there."""
-    square = u * u
+    square = (u * u).clamp(max=1)  # where it overflowed, the gradient of the unused series would be NaN
     series = 1 - square / 3 * (1 - square * 2 / 5 * (1 - square * 17 / 42))
     small = square < 1e-4
     safe = torch.where(small, torch.ones_like(u), u)
