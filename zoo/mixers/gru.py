@@ -27,9 +27,9 @@ class GRU(SequenceMixer):
         h_t  = z h_{t-1} + (1 - z) tanh(n)
         y_t  = out_proj h_t
 
-    It can load the weights of `torch.nn.GRU`. Torch's fused kernel runs if no coefficient is requested and no row ends
-    early; otherwise a loop with the same result runs and marks the coefficients. On a CPU the kernel is itself a loop
-    over positions, one small product after the other: training runs at less than half the speed of `gated_delta_net`.
+    It can load the weights of `torch.nn.GRU`. Torch's fused kernel runs if no coefficient is requested; otherwise a
+    loop with the same result runs and marks the coefficients. On a CPU the kernel is itself a loop over positions, one
+    small product after the other: training runs at less than half the speed of `gated_delta_net`.
 
     Coefficients. r, z and tanh(n)/n. n is affine in x_t and h_{t-1}; its biases make the offset.
 

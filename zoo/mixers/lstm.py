@@ -30,9 +30,9 @@ class LSTM(SequenceMixer):
         h_t     = o tanh(c_t)
         y_t     = out_proj h_t
 
-    Torch's fused kernel runs if no coefficient is requested and no row ends early; otherwise a loop with the same
-    result runs and marks the coefficients. On a CPU the kernel is itself a loop over positions, one small product after
-    the other: training runs at less than half the speed of `gated_delta_net`.
+    Torch's fused kernel runs if no coefficient is requested; otherwise a loop with the same result runs and marks the
+    coefficients. On a CPU the kernel is itself a loop over positions, one small product after the other: training runs
+    at less than half the speed of `gated_delta_net`.
 
     Coefficients. The three gates, tanh(g)/g and tanh(c)/c. g is affine in x_t and h_{t-1}; its bias makes the offset.
 

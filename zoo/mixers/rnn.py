@@ -28,9 +28,9 @@ class RNN(SequenceMixer):
         y_t = out_proj h_t
 
     The linear network runs in chunks, by doubling: after step k a position holds the sum over 2^k lags. For tanh,
-    torch's fused kernel runs if no coefficient is requested and no row ends early; otherwise a loop with the same
-    result runs and marks the coefficients. On a CPU the kernel is itself a loop over positions, one small product after
-    the other: training runs at less than half the speed of `gated_delta_net`.
+    torch's fused kernel runs if no coefficient is requested; otherwise a loop with the same result runs and marks the
+    coefficients. On a CPU the kernel is itself a loop over positions, one small product after the other: training runs
+    at less than half the speed of `gated_delta_net`.
 
     Coefficients. tanh: tanh(a)/a, and W_ij is a product of the steps between j and i. linear: none, W_ij = W_out
     R^(i-j) W. The bias makes the offset.
