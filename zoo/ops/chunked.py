@@ -22,8 +22,8 @@ def longest(state: Inexact[Tensor, "*batch d_key d_value"], most: int) -> int:
 def halvable(seq_len: int, most: int) -> int:
     """Return the chunk size for repeated halving: the smallest power of two that holds `seq_len`, up to `most`.
 
-    If padding would add more than a quarter of the sequence, chunks are shorter, except in compiled programs, which
-    serve sequences of many lengths.
+    If padding would add more than a quarter of the sequence, chunks are shorter, but not below 16 positions. Compiled
+    programs, which serve sequences of many lengths, have whole chunks.
     """
     size = 1
     while size < min(most, seq_len):
