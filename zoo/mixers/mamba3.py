@@ -18,7 +18,7 @@ from zoo.ops.activation import heavy_tail, rms_norm, silu_gate
 from zoo.ops.attention import gated_rank
 from zoo.ops.precision import Device, DType, accumulator
 from zoo.ops.step_size import draw_dt_bias
-from zoo.ops.time import without_padding
+from zoo.ops.time import without_padding, without_rest
 from zoo.ops.trapezoid import advance_angles, rotate_pairs, trapezoidal_ssd
 from zoo.validate import require_choice, require_positive, require_range
 
@@ -173,9 +173,9 @@ class Mamba3(SequenceMixer):
         y = silu_gate(gate, torch.addcmul(y, self.D.to(y.dtype).view(-1, 1, 1, 1), v[:, :, 1:]))
         y = y.squeeze(3) if readout is None else (readout * y).sum(3)
 
-        k, u = (t[:, :, -1] if lengths is None else _at(t, lengths) for t in (k, u))
+        k, u = (without_rest(t[:, :, -1], t) if lengths is None else _at(t, lengths) for t in (k, u))
         return self.out_proj(rearrange(y, "batch head seq d -> batch seq (head d)").to(x.dtype)), Mamba3State(
-            h, k, u, angle[:, :, -1]
+            h, k, u, without_rest(angle[:, :, -1], angle)
         )
 
     def _steps(self, steps: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,6 +14,7 @@ from zoo.ops.attention import alibi_slopes, grow_cache, settle_cache, shared_val
 from zoo.ops.precision import Device, DType
 from zoo.ops.rope import require_pairs, rotate, turned_channels
 from zoo.ops.sliding import sliding_attend
+from zoo.ops.time import without_rest
 from zoo.validate import head_width, require_choice, require_positive, shared_heads
 
 Position = Literal["none", "rope", "alibi"]
@@ -116,6 +117,7 @@ class SlidingAttention(SequenceMixer):
         q, k = coefficient(q), coefficient(k)
         keys, values = grow_cache(state.keys, k), grow_cache(state.values, v)
         y = sliding_attend(q, keys, values, state.seen.clamp(max=self.window - 1), self.slopes)
-        keys, values = (settle_cache(cache, lengths, seq_len)[:, :, seq_len:] for cache in (keys, values))
+        settled = (settle_cache(cache, lengths, seq_len) for cache in (keys, values))
+        keys, values = (without_rest(cache[:, :, seq_len:], cache) for cache in settled)
         seen = state.seen + (seq_len if lengths is None else lengths)
         return self.out_proj(rearrange(y, "batch head seq d -> batch seq (head d)")), SlidingState(keys, values, seen)

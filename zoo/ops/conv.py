@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from zoo.ops.time import right_align
+from zoo.ops.time import right_align, without_rest
 from zoo.ops.transforms import differentiable_again, kernels_suffice, loops_suffice
 
 
@@ -44,7 +44,7 @@ def causal_conv(
             y = _by_taps(window, weight, bias).to(x.dtype)
     if lengths is not None:
         window = right_align(window, lengths + past)
-    return y, window[:, window.shape[1] - past :]
+    return y, without_rest(window[:, window.shape[1] - past :], window)
 
 
 def previous(

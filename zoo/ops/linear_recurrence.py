@@ -16,6 +16,7 @@ from zoo.ops.carry import joined_in_pairs
 from zoo.ops.chunked import halvable
 from zoo.ops.precision import as_type, full_precision
 from zoo.ops.ranks import spread, spread_by
+from zoo.ops.time import without_rest
 from zoo.ops.transforms import followed, loops_suffice, whole_in_export
 
 CHUNK = 64  # a power of two
@@ -62,7 +63,7 @@ def linear_recurrence(
         else:
             h = scan(decay, written, state)
     h = h.flatten(2)
-    return h, h[:, -1]
+    return h, without_rest(h[:, -1], h)
 
 
 @core("target", "batch seq channel")

@@ -11,6 +11,7 @@ from zoo.coefficient import coefficient
 from zoo.cores import core
 from zoo.ops.dplr import dplr, dplr_step
 from zoo.ops.precision import widest
+from zoo.ops.time import without_rest
 from zoo.ops.transforms import loops_suffice
 
 _EPS = 1e-6
@@ -74,7 +75,7 @@ def mlstm(
         memory, normaliser = state[..., :-1], state[..., -1]
     floor = torch.exp((-m).clamp(max=_LARGEST)).unsqueeze(3)
     y = y * coefficient((torch.maximum(along.abs(), floor) + _EPS).reciprocal())
-    return y, memory, normaliser, m.select(2, -1)
+    return y, memory, normaliser, without_rest(m.select(2, -1), m)
 
 
 def running_maximum(

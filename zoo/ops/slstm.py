@@ -13,6 +13,7 @@ from torch import Tensor
 from zoo import coefficient as coefficients
 from zoo.coefficient import coefficient
 from zoo.ops.activation import tanh
+from zoo.ops.time import without_rest
 from zoo.ops.transforms import (
     compiling,
     differentiable_again,
@@ -55,7 +56,8 @@ def slstm_scan(
     Returns:
         h at every position, and the last state.
     """
-    y, h, c, n, m = _cells(u, recurrent, *state, valid)
+    y, *last = _cells(u, recurrent, *state, valid)
+    h, c, n, m = (without_rest(t, y) for t in last)  # on CUDA, views of the states of all positions
     return y, (h, c, n, m)
 
 

@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from zoo.ops.transforms import followed
+
 Lengths: TypeAlias = Int[Tensor, " batch"] | Sequence[int]
 """Valid positions of each row, counted from the left: a tensor on x's device, or a list or tuple of integers."""
 
@@ -63,9 +65,19 @@ def state_after(
         lengths: valid positions of each row; default all.
     """
     if lengths is None:
-        return states[:, -1]
+        return without_rest(states[:, -1], states)
     reached = torch.cat((first.unsqueeze(1), states), dim=1)
     return reached[torch.arange(states.shape[0], device=states.device), lengths]
+
+
+def without_rest(part: Shaped[Tensor, "*part"], whole: Shaped[Tensor, "*whole"]) -> Shaped[Tensor, "*part"]:
+    """Return `part`, a view of `whole`, or a copy, so that a state does not keep the memory of a whole chunk.
+
+    With gradients, the graph keeps that memory anyway, and no copy is made; nor in compiled programs.
+    """
+    if followed() or torch.is_grad_enabled() or 2 * part.numel() >= whole.numel():  # no guard on sizes if compiled
+        return part
+    return part.clone()
 
 
 def right_align(
