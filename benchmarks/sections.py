@@ -61,11 +61,9 @@ class Sizes:
     scaling_width: int = 64
     step_width: int = 256
     step_length: int = 1024
-    step_batch: int = 1
     step_rounds: int = 3
     mixers: tuple[str, ...] = ()
     train_steps: int = 150
-    train_rounds: int = 1
 
     @property
     def long_lengths(self) -> tuple[int, ...]:
@@ -336,9 +334,8 @@ def scaling(sizes: Sizes) -> Section:
     for name in sizes.mixer_names:
         seconds = isolated(_training_passes, name, sizes)
         times[name] = seconds
-        upper = len(sizes.lengths) // 2
         whole = costs.exponent(sizes.lengths, seconds)
-        late = costs.exponent(sizes.lengths[upper - 1 :], seconds[upper - 1 :])
+        late = costs.exponent(sizes.long_lengths, seconds[-len(sizes.long_lengths) :])
         table.rows.append([name, whole, late, *(1e3 * each for each in seconds)])
         if MIXERS.entry(name).family in LINEAR_TIME:
             what = f"exponent of {name}, {sizes.lengths[0]} … {sizes.lengths[-1]}"
@@ -472,7 +469,7 @@ def training_step(name: str, sizes: Sizes) -> Callable[[], None]:
     torch.manual_seed(0)
     options = {**reaching(name, sizes.step_length), **same_state(name, sizes.step_width)}
     model = Backbone({"name": name, **options}, sizes.step_width, 2, n_outputs=256, vocab_size=256)
-    return step_of(model, sizes.step_batch, sizes.step_length)
+    return step_of(model, 1, sizes.step_length)
 
 
 def step_of(model: Backbone, batch_size: int, seq_len: int, *, half: bool = False) -> Callable[[], None]:
@@ -498,7 +495,7 @@ def steps(sizes: Sizes) -> Section:
     """Measure a training step of each mixer."""
     section = Section(
         f"One training step (forward, backward, AdamW) of two layers at d_model {sizes.step_width} with SwiGLU, length"
-        f" {sizes.step_length}, batch {sizes.step_batch}, float32, all {all_cores()} cores; each mixer in its own"
+        f" {sizes.step_length}, batch 1, float32, all {all_cores()} cores; each mixer in its own"
         " process, in turns with gated_delta_net. Memory is torch's peak allocation above the model and its optimizer."
         f" If an option sets the size of a layer's state, it is chosen for about {64 * sizes.step_width:,} numbers;"
         " a dash marks a state that grows with the sequence. The page of a mixer with less than half of"
@@ -508,9 +505,9 @@ def steps(sizes: Sizes) -> Section:
     unexplained = 0
     for name in sizes.mixer_names:
         seconds, reference, peak = isolated(_measure_step, name, sizes)
-        tokens, ratio = sizes.step_batch * sizes.step_length, reference / seconds
+        ratio = reference / seconds
         numbers = state_numbers(name, sizes.step_width)
-        table.rows.append([name, numbers, 1e3 * seconds, int(tokens / seconds), ratio, peak / 1e6])
+        table.rows.append([name, numbers, 1e3 * seconds, int(sizes.step_length / seconds), ratio, peak / 1e6])
         unexplained += ratio < 0.5 and "gated_delta_net" not in (mixer_class(name).__doc__ or "")
     section.tables.append(table)
     what = "mixers below half of gated_delta_net without an explanation"
@@ -560,22 +557,13 @@ def end_to_end(sizes: Sizes) -> Section:
         "Tokens per second that `python train.py` reports on MQAR with the default recipe, for training steps with data"
         " and logging; and the seconds of the whole process."
     )
-    found: dict[str, list[tuple[float, float]]] = {"hybrid": [], "attention": []}
-    for _ in range(sizes.train_rounds):
-        for mixer, runs in found.items():
-            runs.append(_train(mixer, sizes))
     table = Table("", ["mixer", "tokens/s", "whole process s"])
-    for mixer, runs in found.items():
-        rate, seconds = (sorted(each)[len(runs) // 2] for each in zip(*runs, strict=True))
-        table.rows.append([mixer, int(rate), seconds])
+    for mixer in ("hybrid", "attention"):
+        flags = ["--mixer", mixer, "--trainer.max_steps", str(sizes.train_steps), "--figures_every", "0"]
+        metrics, seconds = trained(*flags, "--task.n_train", "2000")
+        table.rows.append([mixer, int(metrics["tokens_per_second"]), seconds])
     section.tables.append(table)
     return section
-
-
-def _train(mixer: str, sizes: Sizes) -> tuple[float, float]:
-    flags = ["--mixer", mixer, "--trainer.max_steps", str(sizes.train_steps), "--figures_every", "0"]
-    metrics, seconds = trained(*flags, "--task.n_train", "2000")
-    return metrics["tokens_per_second"], seconds
 
 
 SECTIONS: dict[str, tuple[str, Callable[[Sizes], Section]]] = {
