@@ -51,8 +51,8 @@ def _panel(plot: Mapping[str, Any], title: str, rows: Sequence[Row]) -> Panel:
     x, y, log = plot["x"], plot["y"], plot.get("log", "")
     score = y.rpartition("/")[2] if y.startswith("test/") else y  # the panel's title describes the test
     names: tuple[str, ...] = ()
+    renamed = plot.get("names", {})
     if isinstance(x, list) or (x != "length" and any(math.isnan(number_of(row, x)) for row in rows)):
-        renamed = plot.get("names", {})
         cells = {renamed.get(text := ", ".join(values), text): cell for values, cell in group(rows, x).items()}
         values = {name: [*filter(math.isfinite, (number_of(row, y) for row in cell))] for name, cell in cells.items()}
         names = tuple(sorted(cells, key=lambda name: median(values[name]) if values[name] else math.inf))
@@ -62,10 +62,9 @@ def _panel(plot: Mapping[str, Any], title: str, rows: Sequence[Row]) -> Panel:
         x = ""
     else:
         style = "points" if x in {column for probe in PROBES.values() for column in probe.columns} else "marked"
-        by_line = group(rows, plot.get("line", [])).values()
-        line = [plot.get("line", [])] if isinstance(plot.get("line"), str) else plot.get("line", [])
-        renamed = plot.get("names", {})
-        texts = [(describe({name: there[0][name] for name in line}) or y, there) for there in by_line]
+        given = plot.get("line", [])
+        line = [given] if isinstance(given, str) else given
+        texts = [(describe({name: cell[0][name] for name in line}) or y, cell) for cell in group(rows, line).values()]
         order = [*renamed]  # renamed lines have the same colours in every panel
         texts.sort(key=lambda line: order.index(line[0]) if line[0] in renamed else len(order))
         lines = {renamed.get(text, text): there for text, there in texts}
