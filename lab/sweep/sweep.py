@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.build import build_task
+from lab.build import build_task, trivial_guess
 from lab.run.files import DONE, ENVIRONMENT, INDEX, METRICS
 from lab.run.metrics import Metrics, number_at
 from lab.run.record import LEAK, read_fields, read_rungs
@@ -343,8 +343,6 @@ class Sweep:
 
     def _judged_by(self, point: GridPoint) -> tuple[str, float | None]:
         """Return the score that ranks trials and, for an accuracy, the score of guessing among the tokens read."""
-        from lab.build import trivial_guess
-
         found = (metrics for trial in point.trials for metrics in self._noted_by(point, trial).values())
         score = (*self.experiment.score, score_of(found, "val"))[0]
         guess = trivial_guess(point.configuration.command.config, "guess_among_read")
