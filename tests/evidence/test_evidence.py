@@ -105,11 +105,11 @@ def test_without_its_control_a_negative_is_undecided_and_without_its_premise_any
     assert {given(check, control, weak).verdict for check in (unlearned, learned)} == {"undecided"}
 
 
-def verdict_of(*values: float, slogan: bool = False, name: str = "made_up") -> Verdict:
+def verdict_of(*values: float, slogan: bool = False) -> Verdict:
     """A verdict on these values, each predicted to be at most 2."""
     panel = Panel("Title", "x (units)", "y (units)", (Curve("a: bound", (1, 2), (0.5, 0.0)), Curve("b", (1,), (2,))))
     evidence = Evidence(tuple(at_most(f"q|{at}", value, 2) for at, value in enumerate(values)), (panel,))
-    claim = Prediction(name, "Statement.", "Source", "Something else.", slogan=slogan)
+    claim = Prediction("made_up", "Statement.", "Source", "Something else.", slogan=slogan)
     return Verdict(claim, evidence, claim.judge(evidence), 1.25)
 
 

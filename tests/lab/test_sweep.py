@@ -819,9 +819,9 @@ def test_a_window_that_reaches_a_rate_of_zero_has_the_octaves_of_the_others(loss
 # One score over several tasks
 
 
-def point(task: str, accuracy: float | None, planned: int = 1, **options: Any) -> Point:
+def point(task: str, accuracy: float | None, **options: Any) -> Point:
     found = [] if accuracy is None else [{"test": {"accuracy": accuracy, "accuracy_macro": accuracy / 2}}]
-    return Point(task, {"task": task, **options}, planned, found)
+    return Point(task, {"task": task, **options}, 1, found)
 
 
 def test_a_score_is_the_mean_over_tasks_of_the_mean_over_each_tasks_grid() -> None:

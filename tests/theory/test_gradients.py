@@ -140,13 +140,11 @@ def test_mixers_without_a_highway_give_none() -> None:
     assert flat.highway_input(16, 4) is None
 
 
-def synthetic(
-    rate: float, rng: np.random.Generator, seeds: int = 12, noise: float = 0.3, n: int = 200
-) -> GradientProfile:
-    """log J = rate * tau, with a random offset and slope per seed."""
-    tau = np.arange(n)
-    own = rng.normal(size=(seeds, 1)) + noise / n * rng.normal(size=(seeds, 1)) * tau
-    return GradientProfile(torch.from_numpy(np.exp(rate * tau + own)), torch.arange(n), n)
+def synthetic(rate: float, rng: np.random.Generator, noise: float = 0.3) -> GradientProfile:
+    """log J = rate * tau at 200 distances, with a random offset and slope for each of 12 seeds."""
+    tau = np.arange(200)
+    own = rng.normal(size=(12, 1)) + noise / 200 * rng.normal(size=(12, 1)) * tau
+    return GradientProfile(torch.from_numpy(np.exp(rate * tau + own)), torch.arange(200), 200)
 
 
 def test_rate_is_the_slope_of_the_median(rng: np.random.Generator) -> None:

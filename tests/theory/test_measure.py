@@ -235,13 +235,9 @@ def test_error_by_heads_is_the_tail_of_the_spectrum() -> None:
     assert errors[1] <= 1e-7
 
 
-def _exponential(rate: float, n: int = 64) -> GradientProfile:
-    taus = torch.arange(n)
-    return GradientProfile((rate * taus.double()).exp().expand(5, -1) * 5, taus, n)
-
-
 def test_the_fitted_line_lies_on_the_profile() -> None:
-    profile = _exponential(-0.05)
+    distances = torch.arange(64)
+    profile = GradientProfile((-0.05 * distances.double()).exp().expand(5, -1) * 5, distances, 64)
     decay = fitted(profile).decay
     assert decay is not None
     taus, line = fitted_line(profile, decay)

@@ -11,9 +11,9 @@ from zoo import create_mixer
 from zoo.theory import effective_state_size, interaction
 
 
-def sizes(name: str, generator: torch.Generator, seq_len: int = 12, **options: object) -> torch.Tensor:
+def sizes(name: str, generator: torch.Generator, **options: object) -> torch.Tensor:
     layer = randomise(create_mixer(name, 4, **options), generator).double()
-    return effective_state_size(interaction(layer, draw(1, seq_len, 4, generator=generator)).operator).rank[0]
+    return effective_state_size(interaction(layer, draw(1, 12, 4, generator=generator)).operator).rank[0]
 
 
 def test_a_recurrence_has_at_most_the_size_of_its_state(generator: torch.Generator) -> None:

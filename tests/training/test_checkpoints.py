@@ -20,18 +20,16 @@ ATTENTION = {"name": "attention"}
 
 
 class Signal(L.Callback):
-    """Send a signal to this process at one step."""
+    """Send SIGINT to this process at one step."""
 
-    def __init__(
-        self, step: int, number: int = signal.SIGINT, hook: str = "on_train_batch_end", times: int = 1
-    ) -> None:
-        self.step, self.number, self.times = step, number, times
+    def __init__(self, step: int, hook: str = "on_train_batch_end", times: int = 1) -> None:
+        self.step, self.times = step, times
         setattr(self, hook, self._send)
 
     def _send(self, trainer: L.Trainer, *args: Any) -> None:
         if trainer.global_step == self.step and not trainer.sanity_checking:
             for _ in range(self.times):
-                os.kill(os.getpid(), self.number)
+                os.kill(os.getpid(), signal.SIGINT)
             self.times = 0
 
 
