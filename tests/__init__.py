@@ -57,7 +57,7 @@ def python(*argv: str, status: int = 0, **options: Any) -> subprocess.CompletedP
     """Run Python in a subprocess at the project's root, and assert its exit status."""
     options = {"cwd": ROOT, "capture_output": True, "text": True} | options
     done = subprocess.run([sys.executable, *argv], check=False, **options)
-    assert done.returncode == status, done.stderr
+    assert done.returncode == status, f"{done.stdout}{done.stderr}"
     return done
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests import ROOT
+from tests import ROOT, python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 ADDITIONS = ROOT / "tests" / "project" / "additions"
@@ -50,10 +49,7 @@ def _insert(path: Path, behind: str, line: str) -> None:
 
 def run(project: Path, *command: str) -> str:
     """Run Python in the copy, assert success, and return its output."""
-    variables = os.environ | {"PYTHONPATH": str(project)}
-    done = subprocess.run([sys.executable, *command], cwd=project, env=variables, capture_output=True, text=True)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    return done.stdout
+    return python(*command, cwd=project, env=os.environ | {"PYTHONPATH": str(project)}).stdout
 
 
 def test_a_copy_with_an_added_mixer_and_task_passes_its_tests(project: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -12,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import zoo
-from tests import ROOT
+from tests import ROOT, python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -45,15 +43,9 @@ for name in zoo.list_mixers():
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("wheel")
-    _run(sys.executable, "-m", "build", "--wheel", "--outdir", made, ROOT)
+    python("-m", "build", "--wheel", "--outdir", str(made), str(ROOT))
     (path,) = made.glob("*.whl")
     return path
-
-
-def _run(*command: str | Path, cwd: Path | None = None) -> str:
-    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_the_wheel_contains_only_zoo(wheel: Path) -> None:
@@ -88,4 +80,4 @@ def test_every_mixer_runs_on_the_core_dependencies(wheel: Path, tmp_path: Path) 
     _link_with_dependencies(tmp_path, metadata.Distribution.at(info).requires or [])
     # With -I and -S Python sees only the linked packages.
     program = f"import sys; sys.path.append({str(tmp_path)!r})\n{USE}"
-    assert _run(sys.executable, "-I", "-S", "-c", program).split() == zoo.list_mixers()
+    assert python("-I", "-S", "-c", program).stdout.split() == zoo.list_mixers()
