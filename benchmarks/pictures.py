@@ -21,11 +21,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from lab.view import group_runs, read_runs
 from lab.view.command import write_comparison
-from lab.view.tensorboard import MIXER, lay_out, serve
+from lab.view.tensorboard import lay_out, serve
 from zoo.report.files import write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,7 +78,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_atomically(DOCS / "compare.png", photograph(Path(folder, "page", "compare.html").as_uri(), 1400, 1400, 8))
         lay_out(groups, Path(folder, "board"))
         address = serve(Path(folder, "board"), None)
-        address += f"?smoothing=0&runColorGroup={quote(f'regex:{MIXER}')}"
         write_atomically(
             DOCS / "tensorboard.png", photograph(f"{address}#custom_scalars&_smoothingWeight=0", 1500, 900, 30)
         )

@@ -90,7 +90,7 @@ def _compare(arguments: Namespace) -> int:
     if arguments.tensorboard:
         from lab.view.tensorboard import show_in_tensorboard
 
-        show_in_tensorboard(groups, arguments.port, lambda line: print(line, flush=True))
+        show_in_tensorboard(groups, arguments.port)
     elif arguments.figure is not None:
         charts = [
             replace(chart, title=group.title)

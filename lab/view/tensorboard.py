@@ -28,15 +28,14 @@ MIXER = r"^(?:[^/]+/)?([^/ ]+)"
 """Matches the mixer in the name of a run, so that its runs share a colour."""
 
 
-def show_in_tensorboard(groups: Sequence[Group], port: int | None, say: Callable[[str], None]) -> None:
-    """Serve until Ctrl-C or SIGTERM, then delete TensorBoard's folder.
+def show_in_tensorboard(groups: Sequence[Group], port: int | None) -> None:
+    """Print the address and serve until Ctrl-C or SIGTERM, then delete TensorBoard's folder.
 
     Curves of running runs grow; runs that start later are not shown.
 
     Args:
         groups: the tasks to compare.
         port: port to serve on; None for TensorBoard's choice.
-        say: function that prints the line with the address.
 
     Raises:
         ValueError: the port is taken or invalid.
@@ -49,7 +48,7 @@ def show_in_tensorboard(groups: Sequence[Group], port: int | None, say: Callable
         address = serve(Path(folder), port)
         # Start the server before drawing anything, so that a taken port is reported at once.
         link = lay_out(groups, Path(folder))
-        say(f"TensorBoard at {address}?smoothing=0&runColorGroup={quote(f'regex:{MIXER}')} (Ctrl-C ends it)")
+        print(f"TensorBoard at {address} (Ctrl-C ends it)", flush=True)
         with suppress(KeyboardInterrupt):
             while True:
                 time.sleep(_EVERY)
@@ -61,7 +60,7 @@ def _exit(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def serve(folder: Path, port: int | None) -> str:
-    """Start TensorBoard on a folder, until this process ends, and return its address.
+    """Start TensorBoard on a folder, until this process ends; return an address that shows a colour per mixer.
 
     Raises:
         ValueError: the port is taken or invalid.
@@ -72,7 +71,7 @@ def serve(folder: Path, port: int | None) -> str:
     where = [] if port is None else ["--port", str(port)]
     server.configure(argv=[None, "--logdir", str(folder), "--reload_interval", "5", "--load_fast", "false", *where])
     try:
-        return server.launch()
+        return f"{server.launch()}?smoothing=0&runColorGroup={quote(f'regex:{MIXER}')}"
     except (program.TensorBoardServerException, OverflowError) as error:
         raise ValueError(f"TensorBoard cannot serve: {' '.join(str(error).split())}") from None
 
