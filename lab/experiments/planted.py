@@ -38,7 +38,6 @@ class BlindAttention(Attention):
         require_choice("blind", blind, Blind)
         require_positive(d_content=d_content)
         super().__init__(d_model, n_heads, d_head)
-        self.d_content, self.blind = d_content, blind
         visible = torch.ones_like(self.qkv_proj.weight)
         q_and_k = sum(self.widths[:2])
         if blind == "weights":
