@@ -195,11 +195,10 @@ def panels_figure(panels: Sequence[Panel], n_rows: int = 1) -> Figure:
 
 def _draw(axes: Axes, panel: Panel) -> None:
     looks, across = _looks(panel), bool(panel.x_names)  # long names are horizontal, on the vertical axis
+    leftmost = min([panel.lowest, *(x for curve in panel.curves for x in curve.x if x > 0)])  # the place of zero
     for curve in panel.curves:
-        x, y = (
-            [max(value, panel.lowest) for value in values] if log else values
-            for values, log in ((curve.x, panel.log_x and not across), (curve.y, panel.log_y))
-        )
+        x = [max(value, leftmost) for value in curve.x] if panel.log_x and not across else curve.x
+        y = [max(value, panel.lowest) for value in curve.y] if panel.log_y else curve.y
         style = _STYLES[curve.style]
         look = style | looks[curve.label]
         look |= {} if style["linestyle"] == "-" else {"linestyle": style["linestyle"]}
@@ -228,7 +227,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
     if panel.log_x:
         axes.set_xscale("log")
-        places = sorted({max(x, panel.lowest) for curve in panel.curves for x in curve.x})
+        places = sorted({max(x, leftmost) for curve in panel.curves for x in curve.x})
         gaps = [math.log(high / low) for low, high in itertools.pairwise(places)]
         if len(places) <= _MOST_TICKS and min(gaps, default=1.0) >= _LEAST_GAP * sum(gaps):
             # The default ticks, powers of ten, would miss them.
