@@ -361,7 +361,7 @@ def page(found: Mapping[str, Report]) -> Iterator[str]:
         yield f"### {titles}: {', '.join(dict.fromkeys(f'`{finding.property}`' for _, finding in of_it))}\n"
         yield f"{remark.text}\n"
         if remark.lines:
-            yield f"```python\n{remark.lines}\n```\n\n```text\n{printed(remark.lines)}\n```\n"
+            yield f"```py\n{remark.lines}\n```\n\n```text\n{printed(remark.lines)}\n```\n"
         for _, finding in of_it:
             yield f"- {finding.detail.replace(f'{FLA}/', '')}.\n\n      {finding.reproduce}"
         yield ""

@@ -7,6 +7,7 @@ Each page runs from top to bottom in a fresh clone. The language of a block deci
     yaml, toml    parsed, and written if the first line is a file name
     text          after another block: its output, which this command writes
     shell, bash   not run: commands for another machine, servers, job scripts; a test checks their flags
+    py            not run: needs packages that the tests do not install
 """
 
 from __future__ import annotations

@@ -106,8 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--dry_run", action="store_true", help="list the missing cells and stop")
     began, stop, failed = time.monotonic(), Stop(), 0
     given, console = parser.parse_args(argv), make_console()
-    if given.budget_minutes is not None and not given.budget_minutes > 0:
-        parser.error(f"--budget_minutes must be positive, got {given.budget_minutes}")
+    if given.budget_minutes is not None and not given.budget_minutes >= 0:  # NaN is no limit either
+        parser.error(f"--budget_minutes must not be negative, got {given.budget_minutes}")
     cells = read_cells(given.mixers, given.tasks, given.seeds)
     board = Leaderboard(given.out or expanded(given.run_dir))
     todo = list(in_order(cells, board.records))

@@ -67,7 +67,7 @@ def _ends(main: Any, argv: list[str]) -> Any:
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:The '(train|val)_dataloader' does not have many workers")
 def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     languages = set(re.findall(r"^```(\w+)$", PAGES[page], re.MULTILINE))
-    assert languages <= {"python", "sh", "yaml", "toml", "text", "shell", "bash"}
+    assert languages <= {"python", "py", "sh", "yaml", "toml", "text", "shell", "bash"}
     empty: Any = {"_own": {}, "_objects": {}, "_looked": True}
     for name, value in empty.items():
         monkeypatch.setattr(MIXERS, name, value)
