@@ -152,7 +152,13 @@ class TaskDataModule(L.LightningDataModule):
         levels = [each.task.of_split("test").spec.chance for each in self._trained]
         if len(set(levels)) == 1:
             return levels[0]
-        labels = [known(self._split("test", each)["labels"]).sum() for each in self._trained]
+        # A split is generated only to count labels whose number varies: a run may never test.
+        labels = [
+            self._sizes["test"][each.name] * each.task.spec.labelled
+            if each.task.spec.labelled is not None
+            else known(self._split("test", each)["labels"]).sum()
+            for each in self._trained
+        ]
         return float(np.average([level or 0.0 for level in levels], weights=labels))
 
     def split(self, name: str, segment: str | None = None) -> Arrays:
